@@ -1,0 +1,121 @@
+"""What a ledger's header says of a run: the recipe, which must agree between runs, and the environment, which may differ."""
+
+import os
+import platform
+import subprocess
+import sys
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any
+
+import torch
+from blake3 import blake3
+
+from det_lightning.kernels.dispatch import cpu_kernels
+from det_lightning.ledger.record import canonical_json, float_bits
+
+CONTRACT_VERSION = 1
+_PACKAGES = ("det-lightning", "torch", "lightning", "pytorch-lightning", "numpy", "numba", "scikit-learn")
+
+
+def recipe(trainer: Any, module: torch.nn.Module) -> dict[str, Any]:
+    """Everything that decides the bits of the weights, apart from the code of the model and the data's content."""
+    strategy = trainer.strategy
+    order = getattr(getattr(strategy, "training_data", None), "order", None)
+    return {
+        "contract": CONTRACT_VERSION,
+        "arithmetic": "det" if order is not None else f"stock {type(strategy).__name__}",
+        "precision": str(trainer.precision),
+        "model": model_digest(module, getattr(strategy, "_swapped", {})),
+        "optimizers": [_optimizer(optimizer) for optimizer in trainer.optimizers],
+        "schedulers": [_scheduler(config) for config in trainer.lr_scheduler_configs],
+        "clip": {
+            "value": None if trainer.gradient_clip_val is None else float_bits(float(trainer.gradient_clip_val)),
+            "algorithm": str(getattr(trainer.gradient_clip_algorithm, "value", trainer.gradient_clip_algorithm)),
+        },
+        "data": None
+        if order is None
+        else {
+            "samples": order.samples,
+            "global_batch": order.global_batch,
+            "seed": order.seed,
+            "shuffle": order.shuffle,
+            "drop_last": order.drop_last,
+        },
+    }
+
+
+def environment(trainer: Any) -> dict[str, Any]:
+    """Where and with what the run was made, as observed."""
+    return {
+        "device": str(trainer.strategy.root_device),
+        "processor": platform.processor() or platform.machine(),
+        "world_size": trainer.world_size,
+        "accumulate": trainer.accumulate_grad_batches,
+        "threads": torch.get_num_threads(),
+        "host": platform.node(),
+        "platform": platform.platform(),
+        "python": platform.python_version(),
+        "versions": {name: found for name in _PACKAGES if (found := _version(name))},
+        "kernels": cpu_kernels("cache").source_digest(),
+        "deterministic_algorithms": torch.are_deterministic_algorithms_enabled(),
+        "git": _git(),
+    }
+
+
+def model_digest(module: torch.nn.Module, swapped: dict[str, type]) -> str:
+    """BLAKE3 of the module paths with their classes and of the parameters' names, shapes, dtypes and freezing."""
+    classes = {
+        path: swapped.get(path, type(child)).__qualname__ for path, child in module.named_modules() if path
+    }
+    parameters = {
+        name: [list(parameter.shape), str(parameter.dtype), parameter.requires_grad]
+        for name, parameter in module.named_parameters()
+    }
+    return blake3(canonical_json([classes, parameters])).hexdigest()
+
+
+def _optimizer(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
+    groups = [
+        {name: _plain(value) for name, value in group.items() if name not in ("params", "lr", "initial_lr")}
+        | {"parameters": len(group["params"]), "lr": _plain(group.get("initial_lr", group["lr"]))}
+        for group in optimizer.param_groups
+    ]
+    return {"class": type(optimizer).__qualname__, "groups": groups}
+
+
+def _scheduler(config: Any) -> dict[str, Any]:
+    return {
+        "class": type(config.scheduler).__qualname__,
+        "interval": config.interval,
+        "frequency": config.frequency,
+    }
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, torch.Tensor):
+        return _plain(value.item())
+    if isinstance(value, float):
+        return float_bits(value)
+    if isinstance(value, (tuple, list)):
+        return [_plain(item) for item in value]
+    return value if isinstance(value, (bool, int, str, type(None))) else str(value)
+
+
+def _version(package: str) -> str | None:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None
+
+
+def _git() -> dict[str, Any] | None:
+    """Commit of the working directory and whether it was changed since; None outside a repository."""
+    folder = os.path.dirname(os.path.abspath(sys.argv[0])) if sys.argv and os.path.exists(sys.argv[0]) else "."
+    try:
+        answers = [
+            subprocess.run(["git", "-C", folder, *call], capture_output=True, text=True, timeout=10, check=True).stdout
+            for call in (["rev-parse", "HEAD"], ["status", "--porcelain", "--untracked-files=no"])
+        ]
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return {"commit": answers[0].strip(), "dirty": bool(answers[1].strip())}

@@ -1,0 +1,46 @@
+"""Reductions of logged values over ranks: exact sums, one rounding."""
+
+import math
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from det_lightning.ops.digits import det_finalize
+from det_lightning.ops.reduction import det_sum_partial
+
+
+def reduce_metric(tensor: torch.Tensor, group: Any, operation: Any) -> torch.Tensor:
+    """Sum, mean, maximum or minimum over the ranks of a process group.
+
+    Args:
+        tensor: any shape; the same on every rank.
+        group: a process group, or None for the default one.
+        operation: "mean", "avg", "sum", "max", "min" or a torch.distributed.ReduceOp.
+
+    Returns:
+        For "sum" of integers the exact integer; for "mean" of integers float32 (not truncated); for floats the
+        exact sum over ranks (divided by their number) rounded once.
+    """
+    name = operation.lower() if isinstance(operation, str) else str(operation or "sum").rpartition(".")[2].lower()
+    if not dist.is_initialized():
+        return tensor
+    group = group if group is not None else dist.group.WORLD
+    world_size = dist.get_world_size(group)
+    if name in ("max", "min", "product", "band", "bor", "bxor"):
+        result = tensor.clone()
+        dist.all_reduce(result, op=getattr(dist.ReduceOp, name.upper()), group=group)
+        return result
+    divisor = world_size if name in ("mean", "avg") else 1
+    if not tensor.is_floating_point():
+        total = tensor.to(torch.int64)
+        dist.all_reduce(total, group=group)
+        return (total.to(torch.float64) / world_size).to(torch.float32) if divisor > 1 else total.to(tensor.dtype)
+    parts = [torch.empty_like(tensor) for _ in range(world_size)]
+    dist.all_gather(parts, tensor.detach().contiguous(), group=group)
+    stacked = torch.stack(parts)
+    if tensor.dtype == torch.float64:
+        columns = stacked.reshape(world_size, -1).t().tolist()
+        sums = [math.fsum(column) / divisor for column in columns]
+        return torch.tensor(sums, dtype=torch.float64).reshape(tensor.shape)
+    return det_finalize(det_sum_partial(stacked, dim=0), dtype=tensor.dtype, denominator=divisor)

@@ -1,0 +1,77 @@
+"""Which samples a step takes and how they are cut over ranks and micro-batches: pure functions, no padding."""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from det_lightning.distributed.random_bits import permutation
+from det_lightning.errors import InputError
+
+
+@dataclass(frozen=True)
+class SampleOrder:
+    """The global order of a training run, the same for every world size.
+
+    Step s of an epoch takes positions [s * global_batch, (s + 1) * global_batch) of that epoch's order.
+
+    Attributes:
+        samples: length of the data set.
+        global_batch: samples of one optimizer step over all ranks and micro-batches.
+        seed: key of the permutations; unused without `shuffle`.
+        shuffle: a new permutation for each epoch, or the data set's own order.
+        drop_last: whether a shorter last step is left out.
+    """
+
+    samples: int
+    global_batch: int
+    seed: int = 0
+    shuffle: bool = True
+    drop_last: bool = False
+
+    def __post_init__(self):
+        if self.samples < 1 or self.global_batch < 1:
+            raise InputError(
+                f"a training order needs at least one sample and a global batch of at least one; "
+                f"got {self.samples} samples and a global batch of {self.global_batch}"
+            )
+
+    @property
+    def steps(self) -> int:
+        """Optimizer steps of one epoch."""
+        whole, rest = divmod(self.samples, self.global_batch)
+        return whole + (1 if rest and not self.drop_last else 0)
+
+    def epoch(self, epoch: int) -> np.ndarray:
+        """int64 [samples]: data set indices in the order of this epoch."""
+        if not self.shuffle:
+            return np.arange(self.samples, dtype=np.int64)
+        return permutation(self.seed, self.samples, epoch)
+
+    def step(self, epoch: int, step: int) -> np.ndarray:
+        """int64 [n]: data set indices of one step by position; n <= global_batch."""
+        return self.epoch(epoch)[step * self.global_batch : (step + 1) * self.global_batch]
+
+
+@dataclass(frozen=True)
+class Slice:
+    """One micro-batch of one rank.
+
+    Attributes:
+        step: optimizer step within the epoch.
+        positions: (first, last) places within the step's samples, half open.
+        empty: no sample belongs here; the step's first sample stands in with weight zero, so that all
+            collectives meet.
+    """
+
+    epoch: int
+    step: int
+    positions: tuple[int, int]
+
+    @property
+    def empty(self) -> bool:
+        return self.positions[0] == self.positions[1]
+
+
+def cut(samples: int, parts: int, part: int) -> tuple[int, int]:
+    """The part-th of `parts` contiguous slices of [0, samples), half open; sizes differ by at most one."""
+    return samples * part // parts, samples * (part + 1) // parts

@@ -1,0 +1,147 @@
+"""A DataLoader over one rank's slices of the global order: it says which samples each batch holds.
+
+The batches of a step lie side by side in the step's positions: rank r, micro-batch a is slice r * accumulate + a.
+"""
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from torch.utils.data import DataLoader, IterableDataset, RandomSampler, SequentialSampler
+
+from det_lightning.distributed.sample_order import SampleOrder, Slice, cut
+from det_lightning.errors import InputError, UncoveredError
+
+
+class SliceSampler:
+    """Batches of data set indices for one rank, a pure function of (order, world size, accumulation, epoch)."""
+
+    def __init__(self, order: SampleOrder, *, world_size: int, rank: int, accumulate: int):
+        self.order, self.world_size, self.rank, self.accumulate = order, world_size, rank, accumulate
+        self.epoch = 0
+        self.start_step = 0  # of the next pass only: a resumed run starts within its epoch
+
+    @property
+    def sampler(self) -> "SliceSampler":
+        """Lightning calls `set_epoch` on `batch_sampler.sampler`."""
+        return self
+
+    def set_epoch(self, epoch: int) -> None:
+        self.epoch = epoch
+
+    def __len__(self) -> int:
+        return self.order.steps * self.accumulate
+
+    def slices(self, epoch: int, start_step: int) -> Iterator[tuple[Slice, list[int]]]:
+        """Each micro-batch of this rank from `start_step` on, with the data set indices to load."""
+        indices = self.order.epoch(epoch)
+        for step in range(start_step, self.order.steps):
+            here = indices[step * self.order.global_batch : (step + 1) * self.order.global_batch]
+            for micro in range(self.accumulate):
+                part = self.rank * self.accumulate + micro
+                first, last = cut(len(here), self.world_size * self.accumulate, part)
+                loaded = here[first:last] if first < last else here[:1]
+                yield Slice(epoch, step, (first, last)), loaded.tolist()
+
+    def __iter__(self) -> Iterator[list[int]]:
+        return (indices for _, indices in self.slices(self.epoch, self.start_step))
+
+
+class _DigestingCollate:
+    """Collates a batch and adds up the digests of its samples, taken before they are collated."""
+
+    def __init__(self, collate: Callable[[list], Any], digest: Callable[[Any], int]):
+        self.collate, self.digest = collate, digest
+
+    def __call__(self, samples: list) -> tuple[int, Any]:
+        return sum(self.digest(sample) for sample in samples) % 2**64, self.collate(samples)
+
+
+class SliceLoader(DataLoader):
+    """The user's DataLoader over this rank's slices.
+
+    Attributes:
+        current: the Slice whose batch was yielded last.
+        current_digest: sum modulo 2^64 of its samples' digests, or None without a digest function.
+    """
+
+    def __init__(self, loader: DataLoader, sampler: SliceSampler, digest: Callable[[Any], int] | None = None):
+        check_loader(loader)
+        self._digesting = digest is not None
+        collate = _DigestingCollate(loader.collate_fn, digest) if digest is not None else loader.collate_fn
+        super().__init__(
+            loader.dataset,
+            batch_sampler=sampler,
+            num_workers=loader.num_workers,
+            collate_fn=collate,
+            pin_memory=loader.pin_memory,
+            timeout=loader.timeout,
+            worker_init_fn=loader.worker_init_fn,
+            multiprocessing_context=loader.multiprocessing_context,
+            generator=loader.generator,
+            prefetch_factor=loader.prefetch_factor,
+            persistent_workers=loader.persistent_workers,
+        )
+        self.slice_sampler = sampler
+        self.current: Slice | None = None
+        self.current_digest: int | None = None
+
+    def __iter__(self) -> Iterator[Any]:
+        here = self.slice_sampler.slices(self.slice_sampler.epoch, self.slice_sampler.start_step)
+        batches = super().__iter__()  # reads epoch and start step of the sampler now, not at the first batch
+        self.slice_sampler.start_step = 0
+        return self._batches(here, batches)
+
+    def _batches(self, slices: Iterator[tuple[Slice, list[int]]], batches: Iterator[Any]) -> Iterator[Any]:
+        for (here, _), batch in zip(slices, batches, strict=True):
+            self.current_digest, batch = batch if self._digesting else (None, batch)
+            if here.empty and self._digesting:
+                self.current_digest = 0
+            self.current = here
+            yield batch
+
+    def state_dict(self) -> dict[str, int]:
+        """Empty: the place in the epoch follows from the optimizer steps done. Present so that Lightning
+        knows the loader as one that resumes within an epoch."""
+        return {}
+
+    def load_state_dict(self, state: dict) -> None:
+        """Nothing to load, see `state_dict`."""
+
+
+def check_loader(loader: DataLoader) -> None:
+    """Raises UncoveredError or InputError unless the loader's order can be made a pure function of (seed, epoch)."""
+    kind = type(loader).__name__
+    if type(loader) is not DataLoader:
+        raise UncoveredError(
+            f'strategy="det" cuts the samples of torch.utils.data.DataLoader; got a {kind}. '
+            f"Pass a plain DataLoader over the same data set."
+        )
+    if isinstance(loader.dataset, IterableDataset):
+        raise UncoveredError(
+            f"the data set {type(loader.dataset).__name__} is an IterableDataset: it has no index, so its samples "
+            f"cannot be cut the same way at every world size. Give it __len__ and __getitem__ (a map-style Dataset)."
+        )
+    if loader.batch_sampler is None or loader.batch_size is None:
+        raise UncoveredError(
+            f'strategy="det" makes the batches itself; the DataLoader has a batch sampler of its own '
+            f"({type(loader.batch_sampler).__name__}) or none. Pass batch_size=... (and shuffle=True) instead."
+        )
+    sampler = loader.sampler
+    if isinstance(sampler, SequentialSampler):
+        return
+    if not isinstance(sampler, RandomSampler):
+        raise UncoveredError(
+            f"the sampler {type(sampler).__name__} has an order of its own, which would be lost. "
+            f'strategy="det" takes shuffle=True or shuffle=False; remove the sampler from the DataLoader.'
+        )
+    if sampler.replacement or sampler.num_samples != len(loader.dataset):
+        raise InputError(
+            f"the RandomSampler draws {sampler.num_samples} of {len(loader.dataset)} samples"
+            f"{' with replacement' if sampler.replacement else ''}; strategy=\"det\" takes each sample once an epoch. "
+            f"Use shuffle=True."
+        )
+
+
+def is_shuffled(loader: DataLoader) -> bool:
+    """Whether the user asked for a new order each epoch."""
+    return isinstance(loader.sampler, RandomSampler)

@@ -1,0 +1,68 @@
+"""Swaps a model's layers in place and refuses, by path, the modules that have no contract."""
+
+from torch import nn
+
+from det_lightning.errors import UncoveredError
+from det_lightning.layers.linear import DetLinear
+
+SWAPS: dict[type[nn.Module], type[nn.Module]] = {nn.Linear: DetLinear}
+
+# Modules of torch.nn whose forward is made of covered calls, or which compute nothing.
+_COVERED = {
+    DetLinear,
+    nn.Sequential,
+    nn.ModuleList,
+    nn.ModuleDict,
+    nn.ParameterList,
+    nn.ParameterDict,
+    nn.Identity,
+    nn.Flatten,
+    nn.Unflatten,
+    nn.ReLU,
+    nn.CrossEntropyLoss,
+}
+
+
+def convert(model: nn.Module) -> dict[str, type[nn.Module]]:
+    """Swaps classes in place: Parameters, hooks, names and the user's references stay as they are.
+
+    Returns:
+        path -> original class, for `restore`.
+
+    Raises:
+        UncoveredError: names every module of torch.nn that has no contract, and every parameter with a hook;
+            the model is then unchanged.
+    """
+    refused = [
+        f"  {path or '(the model itself)'}: {type(module).__name__}"
+        for path, module in model.named_modules()
+        if type(module).__module__.startswith("torch.nn.modules.")
+        and type(module) not in _COVERED
+        and type(module) not in SWAPS
+    ]
+    if refused:
+        raise UncoveredError(
+            'strategy="det" has no arithmetic contract for these modules:\n'
+            + "\n".join(refused)
+            + "\nReplace them by covered ones ("
+            + ", ".join(sorted(cls.__name__ for cls in {*SWAPS, *_COVERED} - {DetLinear}))
+            + '), or train with another strategy, e.g. strategy="ddp".'
+        )
+    for name, parameter in model.named_parameters():
+        if parameter._backward_hooks or getattr(parameter, "_post_accumulate_grad_hooks", None):
+            raise UncoveredError(
+                f"the parameter {name} has a gradient hook. Under strategy=\"det\" its gradient exists only after the "
+                f"exact sum over all ranks: remove the hook and read or change .grad in on_before_optimizer_step."
+            )
+    swapped = {}
+    for path, module in model.named_modules():
+        if type(module) in SWAPS:
+            swapped[path] = type(module)
+            module.__class__ = SWAPS[type(module)]
+    return swapped
+
+
+def restore(model: nn.Module, swapped: dict[str, type[nn.Module]]) -> None:
+    """Undoes `convert`."""
+    for path, original in swapped.items():
+        model.get_submodule(path).__class__ = original

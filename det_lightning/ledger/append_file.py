@@ -1,0 +1,67 @@
+"""A file that only grows, by whole pieces: each piece is one os.write, and a piece that fails leaves no
+trace.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from det_lightning.errors import LedgerError
+
+
+class AppendFile:
+    """`path` opened for appending at `size` bytes (its size now, if None); what lies beyond is cut off.
+
+    Raises LedgerError if the file cannot be opened or written, or if another process changed its size in
+    between.
+    """
+
+    def __init__(self, path: Path, *, size: int | None = None):
+        self.path = path
+        try:
+            self._descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o666)
+            if size is not None:
+                os.ftruncate(self._descriptor, size)
+            self.size = os.fstat(self._descriptor).st_size
+        except OSError as error:
+            raise LedgerError(f"{path} cannot be opened for writing: {error.strerror}") from None
+
+    def append(self, data: bytes) -> int:
+        """Write `data` at the end, handed to the operating system when this returns, and return the offset it
+        lies at.
+        """
+        try:
+            found = os.fstat(self._descriptor).st_size
+            if found != self.size:
+                raise LedgerError(
+                    f"{self.path} has {found} bytes where this run left {self.size}: another process writes "
+                    "the same ledger; "
+                    "give every run a directory of its own"
+                )
+            written = os.write(self._descriptor, data) if data else 0
+            if written != len(data):
+                raise OSError(0, f"only {written} of {len(data)} bytes were taken (is the disk full?)")
+        except OSError as error:
+            self.cut(self.size)
+            raise LedgerError(f"{self.path} cannot be written: {error.strerror}") from None
+        self.size += len(data)
+        return self.size - len(data)
+
+    def cut(self, size: int) -> None:
+        """Take back what was appended beyond `size` bytes."""
+        try:
+            os.ftruncate(self._descriptor, size)
+        except OSError as error:
+            raise LedgerError(f"{self.path} cannot be cut back to {size} bytes: {error.strerror}") from None
+        self.size = size
+
+    def flush_to_disk(self) -> None:
+        """Wait until what was appended would survive a loss of power."""
+        try:
+            os.fsync(self._descriptor)
+        except OSError as error:
+            raise LedgerError(f"{self.path} cannot be flushed to disk: {error.strerror}") from None
+
+    def close(self) -> None:
+        os.close(self._descriptor)

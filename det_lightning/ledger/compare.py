@@ -1,0 +1,191 @@
+"""What differs between two ledgers: their headers, and one step of both.
+
+Pure comparison; the search over steps is in bisection.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from det_lightning.errors import LedgerError
+from det_lightning.ledger.reader import LedgerReader
+from det_lightning.ledger.record import Record, canonical_json, root
+
+HEADER_PARTS = ("recipe", "environment", "entry")
+
+
+@dataclass(frozen=True)
+class HeaderDifference:
+    """One entry of two headers that differs. part: recipe, environment or entry; name: keys joined by dots.
+
+    reference, candidate: the values as JSON text, None where the header lacks the entry.
+    """
+
+    part: str
+    name: str
+    reference: str | None
+    candidate: str | None
+
+
+@dataclass(frozen=True)
+class FieldDifference:
+    """A field that must agree and does not; values as JSON text, None where the record lacks it."""
+
+    name: str
+    reference: str | None
+    candidate: str | None
+
+    @property
+    def one_sided(self) -> bool:
+        """Whether only one of the two runs recorded it; that shows nothing about the runs."""
+        return self.reference is None or self.candidate is None
+
+
+@dataclass(frozen=True)
+class TensorDifference:
+    """A tensor whose digests (hex of 16 bytes) differ; None where a run has no tensor of that name."""
+
+    kind: str
+    name: str
+    reference: str | None
+    candidate: str | None
+
+
+@dataclass(frozen=True)
+class Difference:
+    """How two runs differ at `step`.
+
+    last_match: the step before, if both runs have it and agree there; else None.
+    fields: fields other than roots that differ. roots: kinds of state whose roots differ, as fields named by
+    kind.
+    tensors: the tensors behind those roots. kinds_without_leaves: kinds whose root differs, but whose tensors
+    were not kept.
+    agreeing: names of fields and kinds that both recorded, with equal values.
+    """
+
+    step: int
+    last_match: int | None
+    fields: tuple[FieldDifference, ...]
+    roots: tuple[FieldDifference, ...]
+    tensors: tuple[TensorDifference, ...]
+    kinds_without_leaves: tuple[str, ...]
+    agreeing: tuple[str, ...]
+
+    @property
+    def found(self) -> bool:
+        """Whether something that both runs recorded differs."""
+        return any(not each.one_sided for each in (*self.fields, *self.roots))
+
+
+Leaves = Mapping[str, str]
+
+
+def header_differences(reference: LedgerReader, candidate: LedgerReader) -> tuple[HeaderDifference, ...]:
+    """Recipe first, then environment, then entry; names sorted within each."""
+    found = []
+    for part in HEADER_PARTS:
+        ours, theirs = _flat(reference.header[part]), _flat(candidate.header[part])
+        for name in sorted(ours.keys() | theirs.keys()):
+            if ours.get(name) != theirs.get(name):
+                found.append(HeaderDifference(part, name, ours.get(name), theirs.get(name)))
+    return tuple(found)
+
+
+def record_difference(
+    reference: Record,
+    candidate: Record,
+    *,
+    leaves: Callable[[str], tuple[Leaves, Leaves]],
+    last_match: int | None = None,
+) -> Difference:
+    """Compare two records of one step; `leaves(kind)` gives name -> digest in hex on both sides, asked for
+    where roots differ.
+    """
+    fields, agreeing_fields = _differing(
+        {name: value for name, value in reference.agree.items() if name != "roots"},
+        {name: value for name, value in candidate.agree.items() if name != "roots"},
+    )
+    roots, agreeing_kinds = _differing(reference.agree["roots"], candidate.agree["roots"])
+    tensors: list[TensorDifference] = []
+    without = []
+    for kind in (each.name for each in roots if not each.one_sided):
+        ours, theirs = leaves(kind)
+        if not ours or not theirs:
+            without.append(kind)
+            continue
+        for name in sorted(ours.keys() | theirs.keys()):
+            if ours.get(name) != theirs.get(name):
+                tensors.append(TensorDifference(kind, name, ours.get(name), theirs.get(name)))
+    return Difference(
+        step=reference.step,
+        last_match=last_match,
+        fields=fields,
+        roots=roots,
+        tensors=tuple(tensors),
+        kinds_without_leaves=tuple(without),
+        agreeing=agreeing_fields + agreeing_kinds,
+    )
+
+
+def difference_at(
+    reference: LedgerReader, candidate: LedgerReader, step: int, *, last_match: int | None = None
+) -> Difference:
+    """Compare the records of `step`.
+
+    Raises LedgerError if either ledger lacks it or its leaves do not fit their root.
+    """
+    ours, theirs = reference.record(step), candidate.record(step)
+    return record_difference(
+        ours,
+        theirs,
+        leaves=lambda kind: (checked_leaves(reference, ours, kind), checked_leaves(candidate, theirs, kind)),
+        last_match=last_match,
+    )
+
+
+def checked_leaves(reader: LedgerReader, record: Record, kind: str) -> dict[str, str]:
+    """The leaves of `kind`, empty if the record keeps none.
+
+    Raises LedgerError if they do not have the root the record names.
+    """
+    leaves = reader.leaves(record, kind)
+    if kind in record.leaves:
+        found = root({name: bytes.fromhex(digest) for name, digest in leaves.items()})
+        if found != record.agree["roots"].get(kind):
+            raise LedgerError(
+                f"{reader.path}: the {kind} leaves of step {record.step} do not have the root that the "
+                "record names; "
+                f"leaves-{kind}.bin is damaged"
+            )
+    return leaves
+
+
+def _differing(
+    ours: Mapping[str, Any], theirs: Mapping[str, Any]
+) -> tuple[tuple[FieldDifference, ...], tuple[str, ...]]:
+    """The fields that differ, and the names of those that both have (not null) with equal values."""
+    differing, agreeing = [], []
+    for name in sorted(ours.keys() | theirs.keys()):
+        one, other = _text(ours.get(name)), _text(theirs.get(name))
+        if one != other:
+            differing.append(FieldDifference(name, one, other))
+        elif one is not None:
+            agreeing.append(name)
+    return tuple(differing), tuple(agreeing)
+
+
+def _text(value: Any) -> str | None:
+    return None if value is None else canonical_json(value).decode("utf-8")
+
+
+def _flat(value: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
+    """Nested mappings as one, keys joined by dots, values as JSON text."""
+    flat: dict[str, str] = {}
+    for name, item in value.items():
+        if isinstance(item, dict) and item:
+            flat |= _flat(item, f"{prefix}{name}.")
+        else:
+            flat[prefix + name] = canonical_json(item).decode("utf-8")
+    return flat

@@ -1,0 +1,283 @@
+"""Writes a ledger: one record after another, each complete on the file before the next begins.
+
+Leaves go first, then the line, each as one os.write: a process killed at any moment loses at most the record
+it was writing. What such a death leaves behind (a torn last line, leaf rows without a record) is cut off and
+counted when the ledger is reopened.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from det_lightning.errors import LedgerError
+from det_lightning.ledger.append_file import AppendFile
+from det_lightning.ledger.leaf_file import leaf_path
+from det_lightning.ledger.lines import (
+    FIRST_CHAIN,
+    FORMAT,
+    LEDGER_FILE,
+    chain_of,
+    decode_line,
+    encode_line,
+    record_of,
+    start_trace,
+)
+from det_lightning.ledger.reader import LedgerReader
+from det_lightning.ledger.record import KINDS, LEAF_BYTES, Record, next_trace, root_of_row, root_prefixes
+
+
+class LedgerWriter:
+    """The growing end of one ledger. Made by `create` or `reopen`; use from one process and one thread.
+
+    torn_bytes, torn_leaf_bytes: what `reopen` cut off the lines and the leaves, 0 after a clean end.
+    trace, step: of the last record (or of what the run continues); step is None before the first.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        lines: AppendFile,
+        *,
+        chain: str,
+        trace: str,
+        step: int | None,
+        first_step: int | None,
+        segment: int,
+    ):
+        self.path = path
+        self.trace = trace
+        self.step = step
+        self.torn_bytes = 0
+        self.torn_leaf_bytes = 0
+        self._lines = lines
+        self._chain = chain
+        self._first_step = first_step
+        self._segment = segment
+        self._leaves: dict[str, AppendFile] = {}
+        self._layouts: dict[str, tuple[list[str], int, list[bytes]]] = {}
+        self._ended = False
+
+    @classmethod
+    def create(
+        cls,
+        path: str | Path,
+        *,
+        recipe: Mapping[str, Any],
+        environment: Mapping[str, Any],
+        entry: Mapping[str, Any],
+        resumed_from: Mapping[str, Any] | None = None,
+    ) -> LedgerWriter:
+        """Start a ledger in directory `path` (made if missing).
+
+        resumed_from: {"step", "trace"} of the record of another ledger that this run continues; the first
+        record is then step + 1. Raises LedgerError if a ledger is already there, or if it cannot be written.
+        """
+        directory = Path(path)
+        header = {
+            "format": FORMAT,
+            "recipe": dict(recipe),
+            "environment": dict(environment),
+            "entry": dict(entry),
+            "resumed_from": None if resumed_from is None else dict(resumed_from),
+        }
+        line, trace = encode_line("header", header, FIRST_CHAIN), start_trace(header)
+        _refuse_old_ledger(directory)
+        try:
+            directory.mkdir(parents=True, exist_ok=True)
+            # the header appears whole or not at all: a death here leaves a ledger.jsonl.new that the next
+            # start
+            # overwrites
+            fresh = AppendFile(directory / f"{LEDGER_FILE}.new", size=0)
+            fresh.append(line)
+            os.rename(fresh.path, directory / LEDGER_FILE)
+        except OSError as error:
+            raise LedgerError(f"no ledger can be started in {directory}: {error.strerror}") from None
+        fresh.path = directory / LEDGER_FILE
+        step = None if resumed_from is None else resumed_from["step"]
+        return cls(
+            directory, fresh, chain=chain_of(line[:-1]), trace=trace, step=step, first_step=None, segment=0
+        )
+
+    @classmethod
+    def reopen(
+        cls, path: str | Path, *, step: int, trace: str, environment: Mapping[str, Any]
+    ) -> LedgerWriter:
+        """Continue the ledger in `path` after its record of `step`, whose trace must be `trace`, and write a
+        seam.
+
+        Later records stay in the file but no longer count. Raises LedgerError if there is no such record or
+        its trace is another.
+        """
+        directory = Path(path)
+        with LedgerReader(directory) as reader:
+            record = reader.record(step)
+            if record.trace != trace:
+                raise LedgerError(
+                    f"{directory} holds another run: its trace after step {step} is {record.trace[:16]}..., "
+                    "the state to "
+                    f"continue from has {trace[:16]}...; write to a new directory, or resume from a "
+                    "checkpoint of that run"
+                )
+            first_step, newest_segment, leaf_ends = (
+                reader.first_step,
+                reader.newest_segment,
+                reader.leaf_ends(),
+            )
+            last_line, end = reader.last_line()
+            torn_bytes = reader.torn_bytes
+        torn_leaf_bytes = sum(_leaf_bytes(directory, kind) - leaf_ends.get(kind, 0) for kind in KINDS)
+        lines = AppendFile(directory / LEDGER_FILE, size=end)
+        writer = cls(
+            directory,
+            lines,
+            chain=chain_of(last_line),
+            trace=trace,
+            step=step,
+            first_step=first_step,
+            segment=end,
+        )
+        for kind in KINDS:
+            if _leaf_bytes(directory, kind):
+                writer._leaves[kind] = AppendFile(leaf_path(directory, kind), size=leaf_ends.get(kind, 0))
+        writer.torn_bytes, writer.torn_leaf_bytes = torn_bytes, torn_leaf_bytes
+        seam = {
+            "step": step,
+            "trace": trace,
+            "torn_bytes": torn_bytes,
+            "environment": dict(environment),
+            "previous_segment": newest_segment,
+        }
+        writer._write_line("seam", seam)
+        return writer
+
+    def append(
+        self, agree: Mapping[str, Any], leaves: Mapping[str, Mapping[str, bytes]], facts: Mapping[str, Any]
+    ) -> Record:
+        """Write the next record and return it.
+
+        agree: the fields that must agree, with "step" one above the last; its "roots" gets the root of every
+        kind in `leaves`.
+        leaves: kind -> tensor name -> 16-byte tensor digest. facts: anything else. Raises LedgerError;
+        nothing is written then.
+        """
+        step = agree.get("step")
+        if type(step) is not int or step < 0 or (self.step is not None and step != self.step + 1):
+            wanted = "a whole number from 0" if self.step is None else self.step + 1
+            raise LedgerError(f"the next record of {self.path} is for step {wanted}, not {step!r}")
+        sizes = {kind: file.size for kind, file in self._leaves.items()}
+        roots, places = dict(agree.get("roots") or {}), {}
+        try:
+            for kind, digests in leaves.items():
+                roots[kind], places[kind] = self._write_leaves(kind, digests)
+            agree = {**agree, "roots": roots}
+            trace = next_trace(self.trace, agree)
+            fields = {
+                "step": step,
+                "agree": agree,
+                "facts": dict(facts),
+                "leaves": places,
+                "trace": trace,
+                "segment": self._segment,
+            }
+            record = record_of(self._write_line("record", fields))
+        except LedgerError:
+            for kind, file in self._leaves.items():
+                file.cut(sizes.get(kind, 0))
+            raise
+        except BaseException:
+            self.abandon()  # an interrupt may have come on either side of the write; reopen sorts that out
+            raise
+        self.trace, self.step = trace, step
+        self._first_step = step if self._first_step is None else self._first_step
+        return record
+
+    def checkpoint(self, step: int, path: str, digest: str) -> None:
+        """Note that the state after `step` lies at `path`, and flush all of the ledger to disk; digest: hex,
+        or empty.
+        """
+        if self.step is None or step > self.step:
+            raise LedgerError(
+                f"{self.path} has no record of step {step} yet, so no checkpoint of it can be noted"
+            )
+        self._write_line("checkpoint", {"step": step, "path": str(path), "digest": digest})
+        self._flush_to_disk()
+
+    def close(self) -> None:
+        """Say that the run is finished, flush to disk and close the files. A second call does nothing."""
+        if not self._ended:
+            count = 0 if self._first_step is None else self.step - self._first_step + 1
+            self._write_line("closed", {"records": count, "last_step": max(self.step or 0, 0)})
+            self._flush_to_disk()
+            self.abandon()
+
+    def abandon(self) -> None:
+        """Close the files without saying that the run is finished, as after an exception.
+
+        A second call does nothing.
+        """
+        if not self._ended:
+            self._ended = True
+            for file in (self._lines, *self._leaves.values()):
+                file.close()
+
+    def _write_leaves(self, kind: str, digests: Mapping[str, bytes]) -> tuple[str, list[int]]:
+        """Append one row; its root and its [layout id, byte offset]."""
+        path, names = leaf_path(self.path, kind), sorted(digests)
+        for name, digest in digests.items():
+            if not isinstance(digest, bytes) or len(digest) != LEAF_BYTES:
+                raise LedgerError(
+                    f"the digest of {kind} {name!r} is {digest!r:.60}; a tensor digest is {LEAF_BYTES} bytes"
+                )
+        if kind not in self._layouts or self._layouts[kind][0] != names:
+            prefixes, layout_id = root_prefixes(names), self._lines.size
+            self._write_line("layout", {"of": kind, "id": layout_id, "names": names})
+            self._layouts[kind] = (names, layout_id, prefixes)
+        _, layout_id, prefixes = self._layouts[kind]
+        row = b"".join(digests[name] for name in names)
+        row_root = root_of_row(prefixes, row)
+        if kind not in self._leaves:
+            self._leaves[kind] = AppendFile(path, size=0)
+        return row_root, [layout_id, self._leaves[kind].append(row)]
+
+    def _write_line(self, kind: str, fields: Mapping[str, Any]) -> dict[str, Any]:
+        """Append one line, checked as a reader would check it, and return its fields as written."""
+        if self._ended:
+            raise LedgerError(f"the ledger {self.path} was closed; reopen it to write more")
+        line = encode_line(kind, fields, self._chain)
+        body = decode_line(line[:-1])
+        if kind == "record":
+            record_of(body)
+        self._lines.append(line)
+        self._chain = chain_of(line[:-1])
+        return body
+
+    def _flush_to_disk(self) -> None:
+        for file in (*self._leaves.values(), self._lines):
+            file.flush_to_disk()
+
+
+def _refuse_old_ledger(directory: Path) -> None:
+    if directory.exists() and not directory.is_dir():
+        raise LedgerError(f"{directory} is a file; a ledger needs a directory")
+    if os.path.lexists(directory / LEDGER_FILE):
+        raise LedgerError(
+            f"{directory} already holds a ledger; choose another directory, delete that one, or resume the "
+            "run to continue it"
+        )
+    for kind in KINDS:
+        if os.path.lexists(leaf_path(directory, kind)):
+            raise LedgerError(
+                f"{leaf_path(directory, kind)} lies there without a {LEDGER_FILE}; choose an empty directory"
+            )
+
+
+def _leaf_bytes(directory: Path, kind: str) -> int:
+    try:
+        return os.stat(leaf_path(directory, kind)).st_size
+    except FileNotFoundError:
+        return 0
+    except OSError as error:
+        raise LedgerError(f"{leaf_path(directory, kind)} cannot be read: {error.strerror}") from None

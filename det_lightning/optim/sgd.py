@@ -1,0 +1,41 @@
+"""SGD as a fixed sequence of rounded float32 operations on torch.optim.SGD's own state.
+
+With g the gradient (negated for maximize), every constant rounded to float32 first:
+    g = RN(g + RN(weight_decay p))                       if weight_decay
+    b = g at the first use, else RN(RN(momentum b) + RN((1 - dampening) g));   g = RN(g + RN(momentum b)) if nesterov, else b
+    p = RN(p - RN(lr g))
+Each line is a multiplication and then an addition: never a fused multiply-add, as torch's alpha= is on some machines.
+"""
+
+import torch
+
+STATE_NAMES = ("momentum_buffer",)
+
+
+@torch.no_grad()
+def sgd_step(optimizer: torch.optim.SGD) -> None:
+    """One step of every parameter that has a gradient, float32, in place."""
+    for group in optimizer.param_groups:
+        rate, momentum = float(group["lr"]), float(group["momentum"])
+        keep = 1.0 - float(group["dampening"])
+        for parameter in group["params"]:
+            if parameter.grad is None:
+                continue
+            update = -parameter.grad if group["maximize"] else parameter.grad
+            if group["weight_decay"]:
+                update = update + _scaled(parameter, group["weight_decay"])
+            if momentum:
+                state = optimizer.state[parameter]
+                buffer = state.get("momentum_buffer")
+                if buffer is None:
+                    buffer = update.clone()
+                else:
+                    buffer = _scaled(buffer, momentum) + (_scaled(update, keep) if keep != 1.0 else update)
+                state["momentum_buffer"] = buffer
+                update = update + _scaled(buffer, momentum) if group["nesterov"] else buffer
+            parameter.copy_(parameter - _scaled(update, rate))
+
+
+def _scaled(tensor: torch.Tensor, factor: float) -> torch.Tensor:
+    """RN(tensor RN(factor)): the factor is rounded to the tensor's format, then one product."""
+    return tensor * torch.tensor(factor, dtype=tensor.dtype)

@@ -1,0 +1,92 @@
+"""Gives the user's DataLoaders the run's sample order: contiguous slices, no padding, resumable within an epoch."""
+
+import os
+from typing import Any
+
+from torch.utils.data import DataLoader
+
+from det_lightning.distributed.sample_order import SampleOrder, Slice
+from det_lightning.distributed.slice_loader import SliceLoader, SliceSampler, check_loader, is_shuffled
+from det_lightning.errors import InputError, UncoveredError
+from det_lightning.ledger.digest import value_digest
+from det_lightning.strategies.resume import Stamp
+
+
+class TrainingData:
+    """The training loader of this rank and where it stands."""
+
+    def __init__(self, global_batch: int | None, seed: int | None):
+        self._global_batch, self._seed = global_batch, seed
+        self.order: SampleOrder | None = None
+        self._loader: SliceLoader | None = None
+
+    @property
+    def current(self) -> Slice:
+        """The slice of the batch that was loaded last."""
+        return self._loader.current
+
+    @property
+    def current_digest(self) -> int | None:
+        return self._loader.current_digest
+
+    def attach(
+        self, loader: object, trainer: Any, *, world_size: int, rank: int, record_samples: bool, resumed: Stamp | None
+    ) -> SliceLoader:
+        """The user's training loader over this rank's slices, at the place where the run stands.
+
+        Raises:
+            UncoveredError, InputError: several loaders, limits that cut a step, an order that cannot be reproduced,
+                or one that does not continue the checkpoint's.
+        """
+        if not isinstance(loader, DataLoader):
+            raise UncoveredError(
+                f'strategy="det" trains on one torch.utils.data.DataLoader, got {type(loader).__name__}.'
+            )
+        check_loader(loader)
+        accumulate = trainer.accumulate_grad_batches
+        _check_limits(trainer, accumulate)
+        self.order = SampleOrder(
+            samples=len(loader.dataset),
+            global_batch=self._global_batch or world_size * loader.batch_size * accumulate,
+            seed=self._seed if self._seed is not None else int(os.environ.get("PL_GLOBAL_SEED", 0)),
+            shuffle=is_shuffled(loader),
+            drop_last=loader.drop_last,
+        )
+        sampler = SliceSampler(self.order, world_size=world_size, rank=rank, accumulate=accumulate)
+        progress = trainer.fit_loop.epoch_progress.current
+        sampler.set_epoch(progress.processed)
+        if resumed is not None:
+            resumed.check(self.order)
+            ready = trainer.fit_loop.epoch_loop.batch_progress.current.ready
+            finished = ready >= len(sampler)
+            sampler.start_step = 0 if finished else ready // accumulate
+            # `ready` epochs have begun: the last of them goes on, or the next one begins.
+            sampler.set_epoch(progress.ready if finished or not ready else progress.ready - 1)
+        self._loader = SliceLoader(loader, sampler, value_digest if record_samples else None)
+        return self._loader
+
+
+def evaluation_loader(loader: object, *, world_size: int, rank: int) -> object:
+    """Each sample exactly once over all ranks; a rank without samples gets the batch's first with weight zero."""
+    if not isinstance(loader, DataLoader):
+        raise UncoveredError(f'strategy="det" evaluates on torch.utils.data.DataLoader, got {type(loader).__name__}.')
+    check_loader(loader)
+    order = SampleOrder(
+        samples=len(loader.dataset),
+        global_batch=world_size * loader.batch_size,
+        shuffle=is_shuffled(loader),
+        drop_last=loader.drop_last,
+    )
+    return SliceLoader(loader, SliceSampler(order, world_size=world_size, rank=rank, accumulate=1))
+
+
+def _check_limits(trainer: Any, accumulate: int) -> None:
+    limit = trainer.limit_train_batches
+    if trainer.overfit_batches:
+        raise UncoveredError('Trainer(overfit_batches=...) is not covered by strategy="det"; use a smaller data set.')
+    cuts = limit % accumulate if isinstance(limit, int) else limit != 1.0
+    if cuts:
+        raise InputError(
+            f"limit_train_batches={limit} may end an epoch inside an optimizer step of {accumulate} micro-batches. "
+            f"Pass a whole number of batches that is a multiple of accumulate_grad_batches, or max_steps."
+        )

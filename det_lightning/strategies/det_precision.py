@@ -1,0 +1,62 @@
+"""Clipping and stepping under the contract, for both of Lightning's namespaces."""
+
+from collections.abc import Callable
+from typing import Any
+
+from torch import Tensor
+
+from det_lightning.errors import UncoveredError
+from det_lightning.optim.gradient_norm import clip_gradients_by_norm
+from det_lightning.optim.stepping import step_optimizer
+
+
+class DetPrecisionMixin:
+    """Mixed in before Lightning's Precision plugin (float32).
+
+    Attributes:
+        clip: (norm before, coefficient) of the last step, float32 without dimensions; None if it was not clipped.
+    """
+
+    clip: tuple[Tensor, Tensor] | None = None
+
+    def optimizer_step(self, optimizer: Any, model: Any, closure: Callable[[], Any], **kwargs: Any) -> Any:
+        """Forward, backward, hooks and clipping as Lightning does them, then our sequence instead of `.step()`."""
+        if kwargs:
+            raise UncoveredError(
+                f"optimizer.step() was called with {', '.join(sorted(kwargs))}; strategy=\"det\" steps without arguments"
+            )
+        self.clip = None
+        result = self._wrap_closure(model, optimizer, closure)
+        step_optimizer(optimizer)
+        return result
+
+    def clip_grad_by_norm(self, optimizer: Any, clip_val: float) -> None:
+        gradients = [parameter.grad for parameter in self.main_params(optimizer) if parameter.grad is not None]
+        self.clip = clip_gradients_by_norm(gradients, float(clip_val))
+
+
+class PrecisionProperty:
+    """The strategy's `precision_plugin`: Lightning's float32 plugin becomes ours, any other is refused.
+
+    Attributes:
+        stock_precision: Lightning's Precision class of this namespace.
+        det_precision: the subclass of it with DetPrecisionMixin.
+    """
+
+    stock_precision: type
+    det_precision: type
+
+    @property
+    def precision_plugin(self) -> Any:
+        return self._precision_plugin
+
+    @precision_plugin.setter
+    def precision_plugin(self, plugin: Any) -> None:
+        if plugin is None or type(plugin) is self.stock_precision:
+            plugin = self.det_precision()
+        if type(plugin) is not self.det_precision:
+            raise UncoveredError(
+                f"precision plugin {type(plugin).__name__} (precision={getattr(plugin, 'precision', '?')}) is not covered "
+                f'by strategy="det" in this version. Pass Trainer(precision="32-true").'
+            )
+        self._precision_plugin = plugin

@@ -1,0 +1,298 @@
+"""What `strategy="det"` does at each hook of Lightning, for both of Lightning's namespaces.
+
+Order of one optimizer step: training_step under the function mode (layers/function_mode.py) -> backward, which leaves
+digits in the reducer -> after the last micro-batch one exact all-reduce and one rounding (distributed/reducer.py)
+-> exact clipping and our optimizer sequence (det_precision.py).
+"""
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any, Literal
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from det_lightning.distributed.metric_reduce import reduce_metric
+from det_lightning.distributed.reducer import GradientReducer
+from det_lightning.distributed.sample_order import Slice
+from det_lightning.errors import InputError, UncoveredError
+from det_lightning.layers.convert import convert, restore
+from det_lightning.layers.function_mode import FunctionMode
+from det_lightning.layers.loss_terms import MOST_MEANS, LossTerms
+from det_lightning.optim.stepping import check_optimizer
+from det_lightning.strategies import resume
+from det_lightning.strategies.data import TrainingData, evaluation_loader
+
+ARITHMETIC = "det"
+
+
+@dataclass(frozen=True)
+class StepFacts:
+    """What the last optimizer step was made of; the same on every rank.
+
+    Attributes:
+        loss: float32 without dimensions, the exact mean over the global batch put through the loss's constants.
+        slice: epoch and step within the epoch.
+        sample_digest: sum modulo 2^64 of the digests of all samples; None unless `record_samples` is set.
+    """
+
+    loss: Tensor
+    slice: Slice
+    sample_digest: int | None
+
+
+class DetStrategyMixin:
+    """Mixed in before Lightning's DDPStrategy, of which launchers, ranks and the process group are used."""
+
+    def __init__(
+        self,
+        accelerator: Any = None,
+        parallel_devices: list[torch.device] | None = None,
+        cluster_environment: Any = None,
+        checkpoint_io: Any = None,
+        precision_plugin: Any = None,
+        process_group_backend: str | None = None,
+        timeout: timedelta = timedelta(minutes=30),
+        start_method: Literal["popen", "spawn", "fork", "forkserver"] = "popen",
+        *,
+        global_batch: int | None = None,
+        seed: int | None = None,
+    ):
+        """Trains to the same bits at any world size, micro-batch size and accumulation.
+
+        Args:
+            global_batch: samples of one optimizer step over all ranks and micro-batches. By default world size x
+                the DataLoader's batch_size x accumulate_grad_batches; when given, the DataLoader's batch_size is
+                not looked at, and any world size will do, divisor or not.
+            seed: key of the sample order; by default that of `seed_everything`, else 0.
+            start_method: how Lightning starts the processes; the other arguments are Lightning's too.
+        """
+        if global_batch is not None and global_batch < 1:
+            raise InputError(f"global_batch must be at least 1, got {global_batch}")
+        super().__init__(
+            accelerator=accelerator,
+            parallel_devices=parallel_devices,
+            cluster_environment=cluster_environment,
+            checkpoint_io=checkpoint_io,
+            precision_plugin=precision_plugin,
+            process_group_backend=process_group_backend,
+            timeout=timeout,
+            start_method=start_method,
+        )
+        self.record_samples = False
+        self.saved_checkpoints: list[tuple[int, str]] = []
+        self.step_facts: StepFacts | None = None
+        self.training_data = TrainingData(global_batch, seed)
+        self._swapped: dict[str, type] = {}
+        self._reducer: GradientReducer | None = None
+        self._synchronise = True
+        self._pending = 0
+        self._loss: Tensor | None = None
+        self._evaluate_loss = None
+        self._resumed: resume.Stamp | None = None
+
+    # Set-up
+
+    def setup(self, trainer) -> None:
+        _check_trainer(trainer, self.root_device)
+        _check_subnormals()
+        if trainer.state.fn.value != "predict":
+            # Lightning would replace the user's order before process_dataloader sees it.
+            trainer._accelerator_connector.use_distributed_sampler = False
+        self._swapped = convert(self.model)
+        super().setup(trainer)
+
+    def configure_ddp(self) -> None:
+        """No wrapper; but every rank starts from rank 0's state, as under ddp."""
+        with torch.no_grad():
+            for tensor in [*self.model.parameters(), *self.model.buffers()]:
+                dist.broadcast(tensor.detach(), src=0)
+
+    def setup_optimizers(self, trainer) -> None:
+        super().setup_optimizers(trainer)
+        for optimizer in self.optimizers:
+            check_optimizer(optimizer)
+
+    def on_train_start(self) -> None:
+        super().on_train_start()
+        self._reducer = GradientReducer(self.lightning_module.named_parameters(), means=MOST_MEANS)
+        self._pending = 0
+
+    def teardown(self) -> None:
+        if self._swapped and self.lightning_module is not None:
+            restore(self.lightning_module, self._swapped)
+            self._swapped = {}
+        self._reducer = self._loss = self._evaluate_loss = None
+        super().teardown()
+
+    def process_dataloader(self, dataloader: object) -> object:
+        trainer = self.lightning_module.trainer
+        if trainer.training:
+            return self.training_data.attach(
+                dataloader,
+                trainer,
+                world_size=self.world_size,
+                rank=self.global_rank,
+                record_samples=self.record_samples,
+                resumed=self._resumed,
+            )
+        if trainer.predicting:
+            return dataloader
+        return evaluation_loader(dataloader, world_size=self.world_size, rank=self.global_rank)
+
+    # One step
+
+    def training_step(self, *args: Any, **kwargs: Any) -> Any:
+        here = self.training_data.current
+        self._reducer.weightless = here.empty
+        if here.empty:
+            self.lightning_module.trainer.fit_loop._results.batch_size = 0  # what is logged gets weight zero
+        terms = LossTerms()
+        mode = FunctionMode(self.lightning_module, sink=self._reducer, terms=terms, strict=True)
+        with mode, _logging_outside(self.lightning_module, mode):
+            output = super().training_step(*args, **kwargs)
+        loss = output.get("loss") if isinstance(output, Mapping) else output
+        if not isinstance(loss, Tensor):
+            raise UncoveredError(
+                f"training_step returned {type(output).__name__} without a loss tensor. Under strategy=\"det\" every "
+                f"micro-batch takes part in the exact sum: return the loss, or leave the sample out of the data set."
+            )
+        values, self._evaluate_loss = terms.finish(loss)
+        self._loss = loss
+        self._reducer.add_means(values)
+        if self.training_data.current_digest is not None:
+            self._reducer.add_sample_digest(self.training_data.current_digest)
+        self._pending += 1
+        return output
+
+    def backward(self, closure_loss: Tensor, optimizer: Any, *args: Any, **kwargs: Any) -> Tensor:
+        """Back-propagates the loss as training_step returned it: Lightning's own was divided by the accumulation."""
+        module = self.lightning_module
+        self.pre_backward(closure_loss)
+        closure_loss = self.precision_plugin.pre_backward(closure_loss, module)
+        for parameter in module.parameters():
+            parameter.grad = None
+        self.precision_plugin.backward(self._loss, module, optimizer, *args, **kwargs)
+        self._loss = None
+        for name, parameter in module.named_parameters():
+            if parameter.grad is not None:
+                raise UncoveredError(
+                    f"the parameter {name} received a gradient that was already summed and rounded over the "
+                    f"micro-batch. Use it through nn.Linear or F.linear, or freeze it (requires_grad_(False))."
+                )
+        if self._synchronise:
+            self._reduce()
+        closure_loss = self.precision_plugin.post_backward(closure_loss, module)
+        self.post_backward(closure_loss)
+        return closure_loss
+
+    def _reduce(self) -> None:
+        means, digest = self._reducer.reduce()
+        self.step_facts = StepFacts(
+            loss=self._evaluate_loss(means),
+            slice=self.training_data.current,
+            sample_digest=digest if self.record_samples else None,
+        )
+        self._evaluate_loss = None
+        self._pending = 0
+
+    @contextmanager
+    def block_backward_sync(self) -> Iterator[None]:
+        self._synchronise = False
+        try:
+            yield
+        finally:
+            self._synchronise = True
+
+    def validation_step(self, *args: Any, **kwargs: Any) -> Any:
+        with self._evaluation(args):
+            return super().validation_step(*args, **kwargs)
+
+    def test_step(self, *args: Any, **kwargs: Any) -> Any:
+        with self._evaluation(args):
+            return super().test_step(*args, **kwargs)
+
+    @contextmanager
+    def _evaluation(self, args: tuple) -> Iterator[None]:
+        loop = self.lightning_module.trainer._active_loop
+        loader = loop._combined_loader.flattened[args[2] if len(args) > 2 else 0]
+        here = getattr(loader, "current", None)
+        if here is not None and here.empty:
+            loop._results.batch_size = 0
+        with FunctionMode(self.lightning_module, sink=None, terms=LossTerms(), strict=False):
+            yield
+
+    def reduce(self, tensor: Any, group: Any = None, reduce_op: Any = "mean") -> Any:
+        return reduce_metric(tensor, group, reduce_op) if isinstance(tensor, Tensor) else tensor
+
+    def on_exception(self, exception: BaseException) -> None:
+        if self._reducer is not None:
+            self._reducer.clear()
+        self._pending = 0
+
+    # Checkpoints
+
+    def save_checkpoint(self, checkpoint: dict[str, Any], filepath: Any, storage_options: Any = None) -> None:
+        if self._pending:
+            raise InputError(
+                f"a checkpoint was asked for after {self._pending} micro-batches of an unfinished optimizer step; their "
+                f"digits are not part of a checkpoint. Save every_n_train_steps or at the end of an epoch."
+            )
+        if self.training_data.order is not None:
+            accumulate = self.lightning_module.trainer.accumulate_grad_batches
+            checkpoint[resume.KEY] = resume.stamp(self.training_data.order, accumulate)
+        super().save_checkpoint(checkpoint, filepath, storage_options)
+        self.saved_checkpoints.append((checkpoint["global_step"], str(filepath)))
+
+    def load_checkpoint(self, checkpoint_path: Any, *args: Any, **kwargs: Any) -> dict[str, Any]:
+        checkpoint = super().load_checkpoint(checkpoint_path, *args, **kwargs)
+        trainer = self.lightning_module.trainer
+        if trainer.state.fn.value == "fit":
+            self._resumed = resume.take_over(checkpoint, trainer.accumulate_grad_batches)
+        return checkpoint
+
+
+@contextmanager
+def _logging_outside(module: Any, mode: FunctionMode) -> Iterator[None]:
+    """`self.log` only looks at values: what Lightning does with them is not part of the training."""
+    log = module.log
+
+    def log_outside(*args: Any, **kwargs: Any) -> None:
+        with mode.suspended():
+            log(*args, **kwargs)
+
+    module.__dict__["log"] = log_outside
+    try:
+        yield
+    finally:
+        del module.__dict__["log"]
+
+
+def _check_trainer(trainer, device: torch.device) -> None:
+    if device.type != "cpu":
+        raise UncoveredError(
+            f'strategy="det" computes on the CPU in this version, not on {device}. Pass Trainer(accelerator="cpu").'
+        )
+    if trainer.state.fn.value != "fit":
+        return
+    if not trainer.lightning_module.automatic_optimization:
+        raise UncoveredError(
+            'strategy="det" does not cover manual optimization (automatic_optimization = False): let Lightning run '
+            "backward and step, with one optimizer from configure_optimizers."
+        )
+    for callback in trainer.callbacks:
+        if type(callback).__name__ in ("GradientAccumulationScheduler", "StochasticWeightAveraging"):
+            raise UncoveredError(f"the callback {type(callback).__name__} is not covered by strategy=\"det\"; remove it.")
+
+
+def _check_subnormals() -> None:
+    """A library that switches flush-to-zero on would change results without a trace."""
+    tiny = torch.full((1 << 16,), 2.0**-149)
+    if not bool((tiny * 1.0 == tiny).all()):
+        raise UncoveredError(
+            "this process flushes subnormal numbers to zero, so results would depend on which library was imported "
+            "first. Call torch.set_flush_denormal(False), or find the library built with -ffast-math."
+        )

@@ -1,0 +1,78 @@
+"""What a checkpoint says of the run's order, and how a resumed run takes it over at another split."""
+
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from det_lightning.distributed.sample_order import SampleOrder
+from det_lightning.errors import InputError
+
+KEY = "det_lightning"
+_TRACKERS = ("ready", "started", "processed", "completed")
+
+
+@dataclass(frozen=True)
+class Stamp:
+    """The part of the recipe that decides which samples come next.
+
+    Attributes:
+        accumulate: micro-batches of a step of the run that saved it.
+    """
+
+    samples: int
+    global_batch: int
+    seed: int
+    shuffle: bool
+    drop_last: bool
+    accumulate: int
+
+    def check(self, order: SampleOrder) -> None:
+        """Raises InputError with both values unless `order` continues the run of this checkpoint."""
+        for name, given in asdict(order).items():
+            saved = getattr(self, name)
+            if saved != given:
+                hint = (
+                    "Global batch = world size x batch_size x accumulate_grad_batches, or DetStrategy(global_batch=...)."
+                    if name == "global_batch"
+                    else "Resume with the data set, DataLoader and seed of the run that saved it."
+                )
+                raise InputError(f"the checkpoint was saved with {name} = {saved}, this run has {given}. {hint}")
+
+
+def stamp(order: SampleOrder, accumulate: int) -> dict[str, int | bool]:
+    """Plain values for the checkpoint, so that it loads with weights_only=True."""
+    return {**asdict(order), "accumulate": accumulate}
+
+
+def take_over(checkpoint: dict[str, Any], accumulate: int) -> Stamp | None:
+    """Rewrites Lightning's progress, which counts micro-batches, to this run's accumulation.
+
+    Returns:
+        The checkpoint's stamp, or None for one saved by another strategy at an epoch's boundary.
+
+    Raises:
+        InputError: another strategy saved it within an epoch, or the stamp is not sound.
+    """
+    progress = checkpoint.get("loops", {}).get("fit_loop", {}).get("epoch_loop.batch_progress")
+    saved = checkpoint.get(KEY)
+    if saved is None:
+        if progress is not None and progress["current"]["ready"] and not progress["is_last_batch"]:
+            raise InputError(
+                f"this checkpoint was saved within an epoch by another strategy (it has no {KEY!r} entry), so which "
+                f'samples are left cannot be known. Load its weights only, or save at the end of an epoch.'
+            )
+        return None
+    try:
+        resumed = Stamp(**saved)
+    except TypeError as error:
+        raise InputError(f"the checkpoint's {KEY!r} entry is not one that this version writes: {error}") from error
+    if progress is not None:
+        for count in (progress["current"], progress["total"]):
+            ready = count["ready"]
+            if ready % resumed.accumulate:
+                raise InputError(
+                    f"the checkpoint stands at micro-batch {ready}, inside an optimizer step of "
+                    f"{resumed.accumulate} micro-batches; resume from one saved after a whole step."
+                )
+            scaled = ready // resumed.accumulate * accumulate
+            count.update({name: scaled - (ready - count[name]) for name in _TRACKERS})
+    return resumed

@@ -1,0 +1,43 @@
+"""What users may rely on: these names and commands. Changing a list here is changing the product."""
+
+import pytest
+
+import det_lightning
+from det_lightning import cli
+
+PUBLIC_NAMES = [
+    "DetLinear",
+    "DetStrategy",
+    "WeightLedger",
+    "det_all_reduce",
+    "det_combine",
+    "det_exp",
+    "det_finalize",
+    "det_gemm",
+    "det_gemm_partial",
+    "det_log",
+    "det_sum",
+    "exact_mean",
+]
+COMMANDS = ["bisect", "demo", "diff", "replay", "show", "verify"]
+
+
+def test_the_public_names_are_these():
+    assert sorted(det_lightning.__all__) == PUBLIC_NAMES
+
+
+@pytest.mark.parametrize("name", PUBLIC_NAMES)
+def test_every_public_name_resolves_and_says_what_it_is(name):
+    assert getattr(det_lightning, name).__doc__
+
+
+def test_an_unknown_name_is_refused_with_the_known_ones():
+    with pytest.raises(AttributeError, match="DetStrategy"):
+        det_lightning.det_gem  # noqa: B018
+
+
+def test_the_commands_are_these():
+    assert (
+        sorted(command.name or command.callback.__name__ for command in cli.app.registered_commands)
+        == COMMANDS
+    )
