@@ -1,0 +1,20 @@
+"""The errors that det-lightning raises; each says what was given, where, what is allowed and what to do."""
+
+
+class DetError(Exception):
+    """Base of every error raised on purpose by this package."""
+
+    def __init__(self, message: str):
+        super().__init__(message)
+
+
+class InputError(DetError, ValueError):
+    """An argument of an operation, a strategy or a command is outside what it accepts."""
+
+
+class UncoveredError(DetError, RuntimeError):
+    """A module or an operation has no arithmetic contract, so its bits could not be promised."""
+
+
+class LedgerError(DetError, ValueError):
+    """A directory or a file is not a sound ledger, or does not belong to the run at hand."""

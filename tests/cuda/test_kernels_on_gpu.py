@@ -2,6 +2,7 @@
 
 import random
 from fractions import Fraction
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -32,7 +33,7 @@ SPECIAL = {
 
 
 def finite_bits(rng, form, shape) -> np.ndarray:
-    """Random bits over the whole exponent range, zeros and ends of binades included, no infinities or NaNs."""
+    """Random finite bits over the whole exponent range, with zeros and ends of binades among them."""
     field = rng.integers(0, form.exponent_mask, shape)
     fraction = rng.integers(0, 1 << form.fraction_bits, shape)
     fraction = np.where(
@@ -48,7 +49,7 @@ def value(bits: int, form) -> Fraction:
 
 
 def nearest_bits(exact: Fraction, form) -> int:
-    """The float nearest to a fraction, found by halving the ordered patterns: no formula shared with the product."""
+    """The float nearest to a fraction, by halving the ordered patterns: no formula of the product is used."""
     low, high = 0, form.infinity_bits
     while high - low > 1:
         middle = (low + high) // 2
@@ -154,7 +155,7 @@ def test_shards_of_k_compose_to_the_same_bytes(kernels, parts):
         kernels.gemm_partial(
             np.ascontiguousarray(x[:, a:b]), FLOAT32, np.ascontiguousarray(w[:, a:b]), FLOAT32
         )
-        for a, b in zip(cuts[:-1], cuts[1:], strict=True)
+        for a, b in pairwise(cuts)
     ]
     total = kernels.digits_add(shards[::-1])
     whole = kernels.gemm_partial(x, FLOAT32, w, FLOAT32)
