@@ -56,7 +56,7 @@ def environment(trainer: Any) -> dict[str, Any]:
         "platform": platform.platform(),
         "python": platform.python_version(),
         "versions": {name: found for name in _PACKAGES if (found := _version(name))},
-        "kernels": cpu_kernels("cache").source_digest(),
+        "kernels": cpu_kernels("machine_code").source_digest(),
         "deterministic_algorithms": torch.are_deterministic_algorithms_enabled(),
         "git": _git(),
     }

@@ -15,7 +15,7 @@ LAYERS = [
     {"distributed", "ledger"},
     {"strategies", "callbacks"},
     {"replay", "bisection"},
-    {"cli", "demo", "__init__"},
+    {"cli", "demo", "__init__", "__main__"},
 ]
 RANK = {name: rank for rank, names in enumerate(LAYERS, 1) for name in names}
 STRANGERS = {

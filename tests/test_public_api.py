@@ -1,9 +1,11 @@
 """What users may rely on: these names and commands. Changing a list here is changing the product."""
 
+import re
+import sys
+
 import pytest
 
 import det_lightning
-from det_lightning import cli
 
 PUBLIC_NAMES = [
     "DetLinear",
@@ -36,8 +38,12 @@ def test_an_unknown_name_is_refused_with_the_known_ones():
         det_lightning.det_gem  # noqa: B018
 
 
-def test_the_commands_are_these():
-    assert (
-        sorted(command.name or command.callback.__name__ for command in cli.app.registered_commands)
-        == COMMANDS
-    )
+def test_the_commands_are_these(monkeypatch, capsys):
+    from det_lightning.cli import main
+
+    monkeypatch.setattr(sys, "argv", ["det-lightning", "--help"])
+    with pytest.raises(SystemExit) as exit_:
+        main()
+    assert not exit_.value.code
+    listed = capsys.readouterr().out.partition("Commands")[2]
+    assert sorted(re.findall(r"^(?:│ |  )([a-z-]+)\b", listed, re.MULTILINE)) == COMMANDS

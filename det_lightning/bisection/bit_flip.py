@@ -88,7 +88,7 @@ def find_flipped_bit(
         moved0 = _mix_lane0(places[:, None], flipped) - clean0[:, None]
         for row, bit in zip(*numpy.nonzero(moved0 == numpy.uint64(delta[0])), strict=True):
             _, lane1 = mix_words(places[row : row + 1], flipped[row, bit : bit + 1])
-            if lane1[0] - clean1[row] == numpy.uint64(delta[1]):
+            if (lane1 - clean1[row : row + 1])[0] == numpy.uint64(delta[1]):
                 found.append((start + int(row), int(bit)))
     return found[0] if len(found) == 1 else None
 

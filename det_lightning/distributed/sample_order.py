@@ -20,6 +20,8 @@ class SampleOrder:
         seed: key of the permutations; unused without `shuffle`.
         shuffle: a new permutation for each epoch, or the data set's own order.
         drop_last: whether a shorter last step is left out.
+        arrangement: key of a permutation within each step before it is cut, or None. It moves samples between
+            ranks and micro-batches, which moves no bit of the training; for demonstrations and tests of that.
     """
 
     samples: int
@@ -27,6 +29,7 @@ class SampleOrder:
     seed: int = 0
     shuffle: bool = True
     drop_last: bool = False
+    arrangement: int | None = None
 
     def __post_init__(self):
         if self.samples < 1 or self.global_batch < 1:
@@ -50,6 +53,13 @@ class SampleOrder:
     def step(self, epoch: int, step: int) -> np.ndarray:
         """int64 [n]: data set indices of one step by position; n <= global_batch."""
         return self.epoch(epoch)[step * self.global_batch : (step + 1) * self.global_batch]
+
+
+    def arranged(self, indices: np.ndarray, step: int) -> np.ndarray:
+        """The samples of a step in the order in which they are cut."""
+        if self.arrangement is None:
+            return indices
+        return indices[permutation(self.arrangement, len(indices), step)]
 
 
 @dataclass(frozen=True)

@@ -36,6 +36,7 @@ class SliceSampler:
         indices = self.order.epoch(epoch)
         for step in range(start_step, self.order.steps):
             here = indices[step * self.order.global_batch : (step + 1) * self.order.global_batch]
+            here = self.order.arranged(here, step)
             for micro in range(self.accumulate):
                 part = self.rank * self.accumulate + micro
                 first, last = cut(len(here), self.world_size * self.accumulate, part)

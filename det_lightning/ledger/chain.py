@@ -32,11 +32,12 @@ from det_lightning.ledger.record import (
 
 @dataclass(frozen=True)
 class Damage:
-    """The first place where a ledger is not what its writer wrote. line: 1 for the header; None if it is
-    about no line.
+    """The first place where a ledger is not what its writer wrote.
+
+    line: counted from 1, the header. step: of the record there, or of the next one due; None if not known.
     """
 
-    line: int | None
+    line: int
     step: int | None
     what: str
 
@@ -90,7 +91,7 @@ def verify_chain(path: str | Path, *, progress: Callable[[int, int], None] | Non
         if number == 0:
             raise LedgerError("there is no whole line, not even a header")
     except LedgerError as error:
-        damage = Damage(line=max(number, 1), step=walk.wanted_step, what=str(error))
+        damage = Damage(line=max(number, 1), step=walk.step_at_line, what=str(error))
     finally:
         lines.close()
         walk.close()
@@ -121,6 +122,7 @@ class _Walk:
     trace: str = FIRST_TRACE
     first_step: int | None = None
     last_step: int | None = None
+    step_at_line: int | None = None
     superseded: int = 0
     segment: int | None = None
     closed: bool = False
@@ -134,13 +136,9 @@ class _Walk:
         """How many records count so far."""
         return len(self.traces)
 
-    @property
-    def wanted_step(self) -> int | None:
-        """The step of the next record, None if it may be any."""
-        return None if self.last_step is None else self.last_step + 1
-
     def line(self, start: int, line: bytes) -> None:
         """Take one line. Raises LedgerError with what is wrong."""
+        self.step_at_line = None if self.last_step is None else self.last_step + 1
         body = decode_line(line)
         if body["chain"] != self.chain:
             raise LedgerError(
@@ -175,6 +173,7 @@ class _Walk:
 
     def _record(self, start: int, body: dict[str, Any]) -> None:
         record = record_of(body)
+        self.step_at_line = record.step
         if self.last_step is not None and record.step != self.last_step + 1:
             raise LedgerError(
                 f"it is the record of step {record.step}; step {self.last_step + 1} should follow"

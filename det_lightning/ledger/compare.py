@@ -86,7 +86,7 @@ def header_differences(reference: LedgerReader, candidate: LedgerReader) -> tupl
     """Recipe first, then environment, then entry; names sorted within each."""
     found = []
     for part in HEADER_PARTS:
-        ours, theirs = _flat(reference.header[part]), _flat(candidate.header[part])
+        ours, theirs = flat_header(reference.header[part]), flat_header(candidate.header[part])
         for name in sorted(ours.keys() | theirs.keys()):
             if ours.get(name) != theirs.get(name):
                 found.append(HeaderDifference(part, name, ours.get(name), theirs.get(name)))
@@ -180,12 +180,12 @@ def _text(value: Any) -> str | None:
     return None if value is None else canonical_json(value).decode("utf-8")
 
 
-def _flat(value: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
+def flat_header(value: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
     """Nested mappings as one, keys joined by dots, values as JSON text."""
     flat: dict[str, str] = {}
     for name, item in value.items():
         if isinstance(item, dict) and item:
-            flat |= _flat(item, f"{prefix}{name}.")
+            flat |= flat_header(item, f"{prefix}{name}.")
         else:
             flat[prefix + name] = canonical_json(item).decode("utf-8")
     return flat

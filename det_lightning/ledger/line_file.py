@@ -50,6 +50,8 @@ class LineFile:
 
     def line_at(self, start: int) -> tuple[bytes, int]:
         """The line that starts at `start`, without its newline, and the start of the next one."""
+        if not 0 <= start < self.end:
+            raise LedgerError(f"{self.path} has no line at byte {start}; its lines end at byte {self.end}")
         size = _BLOCK_BYTES
         while True:
             chunk = self._read(start, min(size, self.end - start))

@@ -15,6 +15,7 @@ from typing import Any
 from det_lightning.errors import LedgerError
 from det_lightning.ledger.append_file import AppendFile
 from det_lightning.ledger.leaf_file import leaf_path
+from det_lightning.ledger.leaf_writer import LeafWriter
 from det_lightning.ledger.lines import (
     FIRST_CHAIN,
     FORMAT,
@@ -26,7 +27,7 @@ from det_lightning.ledger.lines import (
     start_trace,
 )
 from det_lightning.ledger.reader import LedgerReader
-from det_lightning.ledger.record import KINDS, LEAF_BYTES, Record, next_trace, root_of_row, root_prefixes
+from det_lightning.ledger.record import KINDS, Record, next_trace
 
 
 class LedgerWriter:
@@ -46,18 +47,18 @@ class LedgerWriter:
         step: int | None,
         first_step: int | None,
         segment: int,
+        leaf_ends: Mapping[str, int] | None = None,
     ):
         self.path = path
         self.trace = trace
         self.step = step
         self.torn_bytes = 0
-        self.torn_leaf_bytes = 0
         self._lines = lines
         self._chain = chain
         self._first_step = first_step
         self._segment = segment
-        self._leaves: dict[str, AppendFile] = {}
-        self._layouts: dict[str, tuple[list[str], int, list[bytes]]] = {}
+        self._leaves = LeafWriter(path, leaf_ends or {}, self._write_layout)
+        self.torn_leaf_bytes = self._leaves.torn_bytes
         self._ended = False
 
     @classmethod
@@ -128,7 +129,6 @@ class LedgerWriter:
             )
             last_line, end = reader.last_line()
             torn_bytes = reader.torn_bytes
-        torn_leaf_bytes = sum(_leaf_bytes(directory, kind) - leaf_ends.get(kind, 0) for kind in KINDS)
         lines = AppendFile(directory / LEDGER_FILE, size=end)
         writer = cls(
             directory,
@@ -138,11 +138,9 @@ class LedgerWriter:
             step=step,
             first_step=first_step,
             segment=end,
+            leaf_ends=leaf_ends,
         )
-        for kind in KINDS:
-            if _leaf_bytes(directory, kind):
-                writer._leaves[kind] = AppendFile(leaf_path(directory, kind), size=leaf_ends.get(kind, 0))
-        writer.torn_bytes, writer.torn_leaf_bytes = torn_bytes, torn_leaf_bytes
+        writer.torn_bytes = torn_bytes
         seam = {
             "step": step,
             "trace": trace,
@@ -160,18 +158,21 @@ class LedgerWriter:
 
         agree: the fields that must agree, with "step" one above the last; its "roots" gets the root of every
         kind in `leaves`.
-        leaves: kind -> tensor name -> 16-byte tensor digest. facts: anything else. Raises LedgerError;
-        nothing is written then.
+        leaves: kind -> tensor name -> 16-byte tensor digest. facts: anything else. Raises LedgerError,
+        and the ledger is then as before.
         """
-        step = agree.get("step")
+        self._refuse_if_ended()
+        step, given_roots = agree.get("step"), agree.get("roots") or {}
+        if not isinstance(given_roots, Mapping):
+            raise LedgerError(f"roots map a kind of state to its digest; {given_roots!r:.60} was given")
         if type(step) is not int or step < 0 or (self.step is not None and step != self.step + 1):
             wanted = "a whole number from 0" if self.step is None else self.step + 1
             raise LedgerError(f"the next record of {self.path} is for step {wanted}, not {step!r}")
-        sizes = {kind: file.size for kind, file in self._leaves.items()}
-        roots, places = dict(agree.get("roots") or {}), {}
+        ends = self._leaves.ends()
+        roots, places = dict(given_roots), {}
         try:
             for kind, digests in leaves.items():
-                roots[kind], places[kind] = self._write_leaves(kind, digests)
+                roots[kind], places[kind] = self._leaves.append(kind, digests)
             agree = {**agree, "roots": roots}
             trace = next_trace(self.trace, agree)
             fields = {
@@ -184,8 +185,7 @@ class LedgerWriter:
             }
             record = record_of(self._write_line("record", fields))
         except LedgerError:
-            for kind, file in self._leaves.items():
-                file.cut(sizes.get(kind, 0))
+            self._leaves.cut(ends)
             raise
         except BaseException:
             self.abandon()  # an interrupt may have come on either side of the write; reopen sorts that out
@@ -220,32 +220,17 @@ class LedgerWriter:
         """
         if not self._ended:
             self._ended = True
-            for file in (self._lines, *self._leaves.values()):
-                file.close()
+            self._lines.close()
+            self._leaves.close()
 
-    def _write_leaves(self, kind: str, digests: Mapping[str, bytes]) -> tuple[str, list[int]]:
-        """Append one row; its root and its [layout id, byte offset]."""
-        path, names = leaf_path(self.path, kind), sorted(digests)
-        for name, digest in digests.items():
-            if not isinstance(digest, bytes) or len(digest) != LEAF_BYTES:
-                raise LedgerError(
-                    f"the digest of {kind} {name!r} is {digest!r:.60}; a tensor digest is {LEAF_BYTES} bytes"
-                )
-        if kind not in self._layouts or self._layouts[kind][0] != names:
-            prefixes, layout_id = root_prefixes(names), self._lines.size
-            self._write_line("layout", {"of": kind, "id": layout_id, "names": names})
-            self._layouts[kind] = (names, layout_id, prefixes)
-        _, layout_id, prefixes = self._layouts[kind]
-        row = b"".join(digests[name] for name in names)
-        row_root = root_of_row(prefixes, row)
-        if kind not in self._leaves:
-            self._leaves[kind] = AppendFile(path, size=0)
-        return row_root, [layout_id, self._leaves[kind].append(row)]
+    def _write_layout(self, fields: Mapping[str, Any]) -> int:
+        layout_id = self._lines.size
+        self._write_line("layout", {**fields, "id": layout_id})
+        return layout_id
 
     def _write_line(self, kind: str, fields: Mapping[str, Any]) -> dict[str, Any]:
         """Append one line, checked as a reader would check it, and return its fields as written."""
-        if self._ended:
-            raise LedgerError(f"the ledger {self.path} was closed; reopen it to write more")
+        self._refuse_if_ended()
         line = encode_line(kind, fields, self._chain)
         body = decode_line(line[:-1])
         if kind == "record":
@@ -254,9 +239,13 @@ class LedgerWriter:
         self._chain = chain_of(line[:-1])
         return body
 
+    def _refuse_if_ended(self) -> None:
+        if self._ended:
+            raise LedgerError(f"the ledger {self.path} was closed; reopen it to write more")
+
     def _flush_to_disk(self) -> None:
-        for file in (*self._leaves.values(), self._lines):
-            file.flush_to_disk()
+        self._leaves.flush_to_disk()
+        self._lines.flush_to_disk()
 
 
 def _refuse_old_ledger(directory: Path) -> None:
@@ -272,12 +261,3 @@ def _refuse_old_ledger(directory: Path) -> None:
             raise LedgerError(
                 f"{leaf_path(directory, kind)} lies there without a {LEDGER_FILE}; choose an empty directory"
             )
-
-
-def _leaf_bytes(directory: Path, kind: str) -> int:
-    try:
-        return os.stat(leaf_path(directory, kind)).st_size
-    except FileNotFoundError:
-        return 0
-    except OSError as error:
-        raise LedgerError(f"{leaf_path(directory, kind)} cannot be read: {error.strerror}") from None

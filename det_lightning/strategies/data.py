@@ -13,10 +13,15 @@ from det_lightning.strategies.resume import Stamp
 
 
 class TrainingData:
-    """The training loader of this rank and where it stands."""
+    """The training loader of this rank and where it stands.
+
+    Attributes:
+        arrangement: see `SampleOrder`.
+    """
 
     def __init__(self, global_batch: int | None, seed: int | None):
         self._global_batch, self._seed = global_batch, seed
+        self.arrangement: int | None = None
         self.order: SampleOrder | None = None
         self._loader: SliceLoader | None = None
 
@@ -51,6 +56,7 @@ class TrainingData:
             seed=self._seed if self._seed is not None else int(os.environ.get("PL_GLOBAL_SEED", 0)),
             shuffle=is_shuffled(loader),
             drop_last=loader.drop_last,
+            arrangement=self.arrangement,
         )
         sampler = SliceSampler(self.order, world_size=world_size, rank=rank, accumulate=accumulate)
         progress = trainer.fit_loop.epoch_progress.current

@@ -27,7 +27,7 @@ class Stamp:
 
     def check(self, order: SampleOrder) -> None:
         """Raises InputError with both values unless `order` continues the run of this checkpoint."""
-        for name, given in asdict(order).items():
+        for name, given in _lasting(order).items():
             saved = getattr(self, name)
             if saved != given:
                 hint = (
@@ -40,7 +40,12 @@ class Stamp:
 
 def stamp(order: SampleOrder, accumulate: int) -> dict[str, int | bool]:
     """Plain values for the checkpoint, so that it loads with weights_only=True."""
-    return {**asdict(order), "accumulate": accumulate}
+    return {**_lasting(order), "accumulate": accumulate}
+
+
+def _lasting(order: SampleOrder) -> dict[str, int | bool]:
+    """What decides the samples of a step; how they are arranged within it does not."""
+    return {name: value for name, value in asdict(order).items() if name != "arrangement"}
 
 
 def take_over(checkpoint: dict[str, Any], accumulate: int) -> Stamp | None:

@@ -215,7 +215,7 @@ def test_digits_finalize_rounds_any_state_over_any_denominator(kernels, form, de
 def test_sum_partial_is_exact_for_any_dimension_and_any_number_of_chunks(kernels, form, shape, dim):
     x = finite_bits(np.random.default_rng(3), form, shape)
     x.flat[: min(2, x.size)] = form.infinity_bits
-    rows = np.moveaxis(x, dim, -1).reshape(-1, shape[dim])
+    rows = np.moveaxis(x, dim, -1).reshape(x.size // shape[dim] if shape[dim] else shape[0], shape[dim])
     expected, squares = [], []
     for row in rows:
         state, square = long_accumulator.zero_state(), long_accumulator.zero_state()

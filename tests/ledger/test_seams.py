@@ -42,19 +42,26 @@ def test_a_run_resumed_without_a_change_ends_with_the_trace_of_the_uninterrupted
     assert trace_at(path, 8) == trace_at(write_run(tmp_path / "whole", 8), 8)
 
 
-@pytest.mark.parametrize("seams", [[3, 5, 5, 2, 9], [0, 0, 0], [8, 1, 8, 4]])
-def test_any_sequence_of_resumes_reads_as_the_run_that_counts(tmp_path, seams):
+@pytest.mark.parametrize(
+    "resumes",
+    [[(3, 6), (5, 5), (5, 12), (2, 4), (4, 9)], [(0, 0), (0, 3), (0, 10)], [(8, 9), (1, 8), (8, 8), (4, 11)]],
+)
+def test_any_sequence_of_resumes_reads_as_the_run_that_counts(tmp_path, resumes):
     path = write_run(tmp_path / "run", 10)
-    for place, step in enumerate(seams):
+    expected = [record.trace for record in LedgerReader(path).records()]
+    for place, (step, last) in enumerate(resumes):
         writer = reopen(path, step)
-        append_steps(writer, range(step + 1, 11 if place % 2 else step + 1 + place), kinds=["weights"])
-        append_steps(writer, range(writer.step + 1, 11), kinds=["weights"]) if place % 2 == 0 else None
+        expected = expected[: step + 1]
+        for each in range(step + 1, last + 1):
+            append_steps(writer, [each], fields={each: {"clip": f"{place:016x}"}})
+            expected.append(writer.trace)
         writer.close()
     with LedgerReader(path) as reader:
-        assert [record.step for record in reader.records()] == list(range(11))
-        assert [reader.record(step) for step in range(11)] == list(reader.records())
-        assert reader.seams == len(seams)
-    assert verify_chain(path).sound
+        assert [record.trace for record in reader.records()] == expected
+        assert [reader.record(step).trace for step in range(len(expected))] == expected
+        assert (reader.seams, reader.last_step) == (len(resumes), len(expected) - 1)
+    report = verify_chain(path)
+    assert (report.sound, report.records, report.superseded > 0) == (True, len(expected), True)
 
 
 def test_a_seam_without_a_record_after_it_ends_the_run_at_its_step(tmp_path):

@@ -92,7 +92,7 @@ def test_a_step_out_of_order_is_refused_and_nothing_is_written(tmp_path, step):
     writer = LedgerWriter.create(tmp_path / "run", recipe={}, environment={}, entry={})
     append_steps(writer, range(3))
     sizes = [path.stat().st_size for path in sorted((tmp_path / "run").iterdir())]
-    with pytest.raises(LedgerError, match="the next record of .* is for step 3"):
+    with pytest.raises(LedgerError, match=r"the next record of .* is for step 3"):
         writer.append({"step": step}, {}, {})
     assert [path.stat().st_size for path in sorted((tmp_path / "run").iterdir())] == sizes
 

@@ -1,114 +1,61 @@
-"""Exact sums along one axis, and sums of squares."""
+"""Launches the exact sums of `native.reduction` and the kernels on whole arrays of states."""
 
-import numpy as np
 import torch
 
 from ...arithmetic.formats import NB, Format
-from .cache import device_function, kernel
-from .digits import (
-    add_integer,
-    carry_state,
-    count_special,
-    count_special_product,
-    exponent_of,
-    finalize_states,
-    is_special,
-    normalise_states,
-    significand_of,
-)
+from .machine_code import Kernel
 from .threads import run_blocks
-from .views import float32_bits, from_bits
+from .views import float32_words, from_words
 
-CARRY_TERMS = 1 << 14
-"""Terms between two carries (see `add_integer`)."""
+_sum_block = Kernel("reduction", "sum_block")
+_sum_of_squares_block = Kernel("reduction", "sum_of_squares_block")
+_normalise_states = Kernel("digits", "normalise_states")
+_finalize_states = Kernel("digits", "finalize_states")
 
-
-@device_function
-def add_term(state, b):
-    """state += the value of one float32 pattern."""
-    if is_special(b):
-        count_special(state, b)
-    else:
-        add_integer(state, significand_of(b), exponent_of(b))
-
-
-@kernel
-def sum_block(start, stop, bits, states):
-    """states[i] += the sum over k of bits[outer, k, inner], i = outer * inner size + inner, kept canonical."""
-    inner = bits.shape[2]
-    for i in range(start, stop):
-        outer, column = i // inner, i % inner
-        for k in range(bits.shape[1]):
-            add_term(states[i], np.int64(bits[outer, k, column]))
-            if k % CARRY_TERMS == CARRY_TERMS - 1:
-                carry_state(states[i])
-        carry_state(states[i])
-
-
-@kernel
-def sum_of_squares_block(start, stop, bits, states):
-    """states[i] += the sum over k of bits[i, k]^2, canonical."""
-    for i in range(start, stop):
-        for k in range(bits.shape[1]):
-            b = np.int64(bits[i, k])
-            if is_special(b):
-                count_special_product(states[i], b, b)
-            else:
-                value = significand_of(b)
-                add_integer(states[i], value * value, 2 * exponent_of(b))
-            if k % CARRY_TERMS == CARRY_TERMS - 1:
-                carry_state(states[i])
-        carry_state(states[i])
+_PART = 1 << 14
+"""Elements that one block of a long sum takes."""
 
 
 def sum_states(x: torch.Tensor) -> torch.Tensor:
     """Canonical states [outer, inner, NB] of the sums over the middle axis of `x` [outer, n, inner]."""
     outer, n, inner = x.shape
-    bits = float32_bits(x)
-    states = torch.zeros((outer * inner, NB), dtype=torch.int64)
-    parts = _parts(outer * inner, n)
-    if inner != 1 or parts == 1:
-        run_blocks(sum_block, outer * inner, 4 * x.numel(), bits, states.numpy())
+    x = float32_words(x)
+    sums, parts = outer * inner, n // _PART if inner == 1 else 0
+    states = torch.zeros((sums, NB), dtype=torch.int64)
+    if sums >= 64 or parts <= 1:
+        run_blocks(_sum_block, sums, 4 * x.numel(), x.data_ptr(), states.data_ptr(), inner, n * inner, n)
         return states.view(outer, inner, NB)
     # Few long rows: cut each into equal parts and a rest, so that every thread has work.
-    length = n // parts
-    partial = torch.zeros((outer * parts, NB), dtype=torch.int64)
-    cut = np.ascontiguousarray(bits[:, : parts * length]).reshape(outer * parts, length, 1)
-    run_blocks(sum_block, outer * parts, 4 * x.numel(), cut, partial.numpy())
-    sum_block(0, outer, np.ascontiguousarray(bits[:, parts * length :]), states.numpy())
-    states += partial.view(outer, parts, NB).sum(dim=1)
+    for row in range(outer):
+        partial = torch.zeros((parts + 1, NB), dtype=torch.int64)
+        first, rest = x.data_ptr() + 4 * row * n, n - parts * _PART
+        run_blocks(_sum_block, parts, 4 * n, first, partial.data_ptr(), 1, _PART, _PART)
+        _sum_block(0, 1, first + 4 * parts * _PART, partial.data_ptr() + 8 * NB * parts, 1, rest, rest)
+        states[row] = partial.sum(dim=0)
     return normalise(states).view(outer, 1, NB)
-
-
-def _parts(rows: int, n: int) -> int:
-    return 1 if rows >= 64 or n < 1 << 14 else min(64, n >> 12)
 
 
 def sum_of_squares_state(x: torch.Tensor) -> torch.Tensor:
     """The canonical state [NB] of the sum of squares of all elements."""
-    bits = float32_bits(x).reshape(-1)
-    parts = _parts(1, bits.size)
-    length = bits.size // parts
-    states = torch.zeros((parts + 1, NB), dtype=torch.int64)
-    view = states.numpy()
-    run_blocks(sum_of_squares_block, parts, 4 * bits.size, bits[: parts * length].reshape(parts, length), view)
-    sum_of_squares_block(0, 1, bits[parts * length :].reshape(1, -1), view[parts:])
-    return normalise(states.sum(dim=0))
+    x = float32_words(x)
+    total = x.numel()
+    states = torch.zeros((-(-total // _PART), NB), dtype=torch.int64)
+    run_blocks(_sum_of_squares_block, states.shape[0], 6 * total, x.data_ptr(), states.data_ptr(), _PART, total)
+    return states[0] if states.shape[0] == 1 else normalise(states.sum(dim=0))
 
 
 def normalise(states: torch.Tensor) -> torch.Tensor:
     """Make a contiguous tensor of states canonical in place, and return it."""
-    flat = states.view(-1, NB)
-    run_blocks(normalise_states, flat.shape[0], 40 * flat.shape[0], flat.numpy())
+    count = states.numel() // NB
+    run_blocks(_normalise_states, count, 40 * count, states.data_ptr())
     return states
 
 
 def finalize(states: torch.Tensor, form: Format, denominator: int) -> torch.Tensor:
     """The rounded values of a contiguous tensor of states [..., NB]. Requires: 0 <= denominator < 2^31."""
-    flat = states.view(-1, NB)
-    out = torch.empty(flat.shape[0], dtype=torch.int32)
+    out = torch.empty(states.shape[:-1], dtype=torch.int32)
     run_blocks(
-        finalize_states, flat.shape[0], 80 * flat.shape[0], flat.numpy(), out.numpy(), denominator,
-        form.significand_bits, form.exponent_bits,
-    )
-    return from_bits(out, form).view(states.shape[:-1])
+        _finalize_states, out.numel(), 80 * out.numel(),
+        states.data_ptr(), out.data_ptr(), denominator, form.significand_bits, form.exponent_bits,
+    )  # fmt: skip
+    return from_words(out, form)

@@ -6,10 +6,11 @@ pool is our own because Numba's layers do not survive a fork (`omp`) or two call
 
 import os
 import threading
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
 import torch
+
+from .machine_code import Kernel, pack
 
 _pool: ThreadPoolExecutor | None = None
 _pool_lock = threading.Lock()
@@ -30,27 +31,27 @@ def _executor(threads: int) -> ThreadPoolExecutor:
     global _pool
     with _pool_lock:
         if _pool is None or _pool._max_workers < threads:
-            # The old pool's threads end by themselves once it is garbage.
+            # The threads of a pool end by themselves once it is garbage.
             _pool = ThreadPoolExecutor(threads, thread_name_prefix="det_lightning")
         return _pool
 
 
-def run_blocks(kernel: Callable, rows: int, steps: int, *arguments: object) -> None:
+def run_blocks(kernel: Kernel, rows: int, steps: int, *arguments: int) -> None:
     """Call `kernel(start, stop, *arguments)` over blocks that cover `range(rows)`, and wait for all of them.
 
     `steps` estimates the work of the whole; little work stays in the calling thread. There are as many threads as
-    `torch.get_num_threads()` says, the calling one included. An exception in a block is raised here.
+    `torch.get_num_threads()` says, the calling one included.
     """
     if rows <= 0:
         return
+    entry, packed = kernel.entry(), pack(*arguments)
     threads = min(torch.get_num_threads(), rows) if steps > SMALL_WORK else 1
     if threads == 1:
-        kernel(0, rows, *arguments)
+        entry(0, rows, packed)
         return
     # Four blocks a thread even out rows of unequal cost.
     blocks = min(rows, 4 * threads)
-    bounds = [rows * i // blocks for i in range(blocks + 1)]
-    pending = list(zip(bounds[:-1], bounds[1:], strict=True))
+    pending = [(rows * i // blocks, rows * (i + 1) // blocks) for i in range(blocks)]
 
     def work() -> None:
         while True:
@@ -58,10 +59,11 @@ def run_blocks(kernel: Callable, rows: int, steps: int, *arguments: object) -> N
                 start, stop = pending.pop()
             except IndexError:
                 return
-            kernel(start, stop, *arguments)
+            entry(start, stop, packed)
 
     helpers = [_executor(threads - 1).submit(work) for _ in range(threads - 1)]
     work()
     for helper in helpers:
+        # A helper that never started has nothing left to do.
         if not helper.cancel():
             helper.result()

@@ -1,6 +1,5 @@
-"""Tensors as arrays of integers, and back: floats enter and leave kernels as bit patterns."""
+"""Tensors as integers in memory, and back: floats enter and leave kernels as bit patterns."""
 
-import numpy as np
 import torch
 
 from ...arithmetic.formats import Format
@@ -8,13 +7,20 @@ from ...arithmetic.formats import Format
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
-def float32_bits(tensor: torch.Tensor) -> np.ndarray:
-    """The int32 patterns of a contiguous float32 copy (or view) of `tensor`: bfloat16 and float16 convert exactly."""
-    return tensor.detach().to(torch.float32).contiguous().view(torch.int32).numpy()
+def float32_words(tensor: torch.Tensor) -> torch.Tensor:
+    """A contiguous float32 tensor of the same values; itself if it is one. bfloat16 and float16 convert exactly.
+
+    Keep the result alive while a kernel reads it at `.data_ptr()`.
+    """
+    if tensor.dtype is not torch.float32:
+        tensor = tensor.detach().to(torch.float32)
+    if tensor.is_neg():
+        tensor = tensor.resolve_neg()
+    return tensor.contiguous()
 
 
-def from_bits(bits: torch.Tensor, form: Format) -> torch.Tensor:
-    """The float tensor whose patterns stand in the int32 tensor `bits`."""
+def from_words(words: torch.Tensor, form: Format) -> torch.Tensor:
+    """The float tensor whose patterns stand in the int32 tensor `words`."""
     if form.bits == 16:
-        bits = bits.to(torch.int16)
-    return bits.view(_DTYPES[form.name])
+        words = words.to(torch.int16)
+    return words.view(_DTYPES[form.name])

@@ -1,0 +1,124 @@
+"""Names the flipped bit behind two digests of one tensor, with its values before and after, given the tensor
+before.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy
+from blake3 import blake3
+
+from det_lightning.bisection.bit_flip import digest_delta, find_flipped_bit, mix_words, words_of
+from det_lightning.errors import InputError
+
+
+@dataclass(frozen=True)
+class FlippedBit:
+    """One flipped bit of a tensor.
+
+    index: of the element, one number per dimension. bit: 0 is the lowest of the element.
+    reference_bits, candidate_bits: the element before and after, in hex; reference, candidate: the same in
+    decimal.
+    ulps: how many floats of this type lie between the two, None for other types and for NaN.
+    """
+
+    index: tuple[int, ...]
+    bit: int
+    dtype: str
+    reference_bits: str
+    candidate_bits: str
+    reference: str
+    candidate: str
+    ulps: int | None
+
+
+def flipped_bit(
+    array: numpy.ndarray,
+    reference_digest: bytes,
+    candidate_digest: bytes,
+    *,
+    progress: Callable[[int, int], None] | None = None,
+) -> FlippedBit | None:
+    """The one bit of `array` whose flip turns `reference_digest` into `candidate_digest`, None if there is no
+    such bit.
+
+    array: the tensor with `reference_digest`; a bfloat16 tensor is given as its bits in uint16.
+    Raises InputError if it has another digest.
+    """
+    dtype = _dtype_of(array, reference_digest)
+    words = words_of(array)
+    found = find_flipped_bit(
+        words, digest_delta(reference_digest, candidate_digest), dtype=dtype, progress=progress
+    )
+    if found is None:
+        return None
+    width = array.dtype.itemsize
+    words_per_element = max(1, width // 4)
+    element, word_in_element = divmod(found[0], words_per_element)
+    bit = found[1] + 32 * word_in_element
+    start = element * words_per_element
+    before = sum(int(word) << 32 * i for i, word in enumerate(words[start : start + words_per_element]))
+    after = before ^ 1 << bit
+    return FlippedBit(
+        index=tuple(int(i) for i in numpy.unravel_index(element, array.shape)),
+        bit=bit,
+        dtype=dtype,
+        reference_bits=f"{before:0{2 * width}x}",
+        candidate_bits=f"{after:0{2 * width}x}",
+        reference=_decimal(before, dtype, array.dtype),
+        candidate=_decimal(after, dtype, array.dtype),
+        ulps=_ulps(before, after, dtype, 8 * width),
+    )
+
+
+def array_digest(array: numpy.ndarray, dtype: str) -> bytes:
+    """The tensor digest of an array whose torch dtype has this name: `ledger.digest.tensor_digest` without
+    torch.
+    """
+    words = words_of(array)
+    lanes = mix_words(numpy.arange(len(words), dtype=numpy.uint64), words)
+    key = blake3(f"{dtype}|{','.join(map(str, array.shape))}".encode()).digest()[:16]
+    sums = (int(numpy.sum(lane, dtype=numpy.uint64)) + k for lane, k in zip(lanes, _two(key), strict=True))
+    return struct.pack("<QQ", *(each % 2**64 for each in sums))
+
+
+def _two(digest: bytes) -> tuple[int, int]:
+    return struct.unpack("<QQ", digest)
+
+
+def _dtype_of(array: numpy.ndarray, digest: bytes) -> str:
+    names = [array.dtype.name] + (["bfloat16"] if array.dtype == numpy.uint16 else [])
+    for name in names:
+        if array_digest(array, name) == digest:
+            return name
+    raise InputError(
+        f"the {array.dtype} tensor of shape {array.shape} is not the one that was recorded: its digest is "
+        f"{array_digest(array, names[0]).hex()}, the ledger has {digest.hex()}; the replay did not "
+        "reproduce it"
+    )
+
+
+def _decimal(bits: int, dtype: str, array_type: numpy.dtype) -> str:
+    """The element in decimal, as short as tells it from its neighbours."""
+    if dtype == "bfloat16":
+        value = struct.unpack("<f", struct.pack("<I", bits << 16))[0]
+        return f"{value:.4g}"
+    element = numpy.frombuffer(bits.to_bytes(array_type.itemsize, "little"), array_type.newbyteorder("<"))[0]
+    return str(element)
+
+
+def _ulps(before: int, after: int, dtype: str, width_bits: int) -> int | None:
+    infinity = {"float16": 0x7C00, "bfloat16": 0x7F80, "float32": 0x7F800000, "float64": 0x7FF << 52}.get(
+        dtype
+    )
+    if infinity is None:
+        return None
+    sign = 1 << width_bits - 1
+    magnitudes = [bits & sign - 1 for bits in (before, after)]
+    if max(magnitudes) > infinity:
+        return None
+    places = [-m if bits & sign else m for m, bits in zip(magnitudes, (before, after), strict=True)]
+    return abs(places[1] - places[0])

@@ -1,0 +1,216 @@
+"""The commands, their options, and the one place where errors become exit codes.
+
+Nothing here imports torch or lightning; commands that replay or train do so when they run.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import traceback
+from collections.abc import Sequence
+from typing import Annotated, Literal
+
+import typer
+
+from det_lightning.cli import exit_codes
+from det_lightning.cli.ledgers import ledger_directory
+
+app = typer.Typer(
+    name="det-lightning",
+    help="Training runs as reproducible objects: compare, check and replay their ledgers.",
+    epilog="Exit codes: 0 match, 1 diverge, 125 cannot be judged, 129 misuse.",
+    add_completion=False,
+    no_args_is_help=True,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+)
+# Typer brings its own copy of click; the base of its BadParameter is the error of every misuse
+_UsageError = typer.BadParameter.__bases__[0]
+
+
+def _ledger(metavar: str, what: str):
+    return typer.Argument(metavar=metavar, help=what, callback=ledger_directory, show_default=False)
+
+
+Run = Annotated[str, _ledger("RUN", "Directory of the run's ledger.")]
+Json = Annotated[bool, typer.Option("--json", help="Answer as JSON.")]
+Entry = Annotated[
+    str | None,
+    typer.Option(metavar="MODULE:FUNCTION", help="How to build the run, instead of the recorded entry."),
+]
+World = Annotated[int, typer.Option(min=1, metavar="W", help="World size of the replay.")]
+Accumulate = Annotated[
+    int | None, typer.Option(min=1, metavar="A", help="Micro-batches per step and rank in the replay.")
+]
+
+
+@app.callback()
+def _options(
+    context: typer.Context,
+    debug: Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")] = False,
+) -> None:
+    context.ensure_object(dict)["debug"] = debug
+
+
+@app.command()
+def demo(
+    world: Annotated[
+        int | None, typer.Option(min=1, metavar="N", help="World size of the second run.")
+    ] = None,
+    micro: Annotated[
+        int | None, typer.Option(min=1, metavar="N", help="Micro-batch size of the second run.")
+    ] = None,
+    threads: Annotated[
+        int | None, typer.Option(min=1, metavar="N", help="Threads of the second run.")
+    ] = None,
+    order: Annotated[Literal["natural", "shuffled"], typer.Option(help="Order of its addition.")] = "natural",
+    impostor: Annotated[Literal["float64"] | None, typer.Option(help="Add with rounding instead.")] = None,
+    flip: Annotated[str | None, typer.Option(metavar="secret", help="Flip a bit and find it.")] = None,
+    export: Annotated[str | None, typer.Option(metavar="FILE", help="Write what was measured.")] = None,
+    picture: Annotated[str | None, typer.Option(metavar="FILE", help="Draw the two runs.")] = None,
+) -> int:
+    """Show on this machine what the product promises."""
+    from det_lightning.demo import main
+
+    return main(
+        world=world,
+        micro=micro,
+        threads=threads,
+        order=order,
+        impostor=impostor,
+        flip=flip,
+        export=export,
+        picture=picture,
+    )
+
+
+@app.command()
+def bisect(
+    a: Annotated[str, _ledger("A", "Ledger of the reference run.")],
+    b: Annotated[str, _ledger("B", "Ledger of the candidate run.")],
+    recipe_may_differ: Annotated[
+        bool, typer.Option("--recipe-may-differ", help="Compare runs that were not meant to be equal.")
+    ] = False,
+    replay: Annotated[
+        bool, typer.Option("--replay", help="Run A again up to the divergence and look for a flipped bit.")
+    ] = False,
+    entry: Entry = None,
+    json: Json = False,
+) -> int:
+    """Find where run B first differs from run A."""
+    from det_lightning.cli import bisect_command
+
+    return bisect_command.bisect(
+        a, b, recipe_may_differ=recipe_may_differ, as_json=json, replay=replay, entry=entry
+    )
+
+
+@app.command()
+def diff(
+    a: Annotated[str, _ledger("A", "Ledger of the reference run.")],
+    b: Annotated[str, _ledger("B", "Ledger of the candidate run.")],
+    json: Json = False,
+) -> int:
+    """Count how many steps and tensors of two runs differ."""
+    from det_lightning.cli import diff_command
+
+    return diff_command.diff(a, b, as_json=json)
+
+
+@app.command()
+def show(
+    run: Run,
+    step: Annotated[
+        int | None, typer.Option(min=0, metavar="N", help="Show the record of this step.")
+    ] = None,
+    tensors: Annotated[bool, typer.Option("--tensors", help="List the digest of each tensor.")] = False,
+    json: Json = False,
+) -> int:
+    """Print what a ledger holds."""
+    from det_lightning.cli import show_command
+
+    return show_command.show(run, step=step, tensors=tensors, as_json=json)
+
+
+@app.command()
+def verify(
+    run: Run,
+    chain: Annotated[bool, typer.Option("--chain", help="Check the files only; run nothing.")] = False,
+    steps: Annotated[
+        int | None, typer.Option(min=1, metavar="K", help="Replay K single steps instead of the whole run.")
+    ] = None,
+    world: World = 1,
+    accumulate: Accumulate = None,
+    entry: Entry = None,
+    json: Json = False,
+) -> int:
+    """Check a ledger and replay its run."""
+    from det_lightning.cli import verify_command
+
+    return verify_command.verify(
+        run, chain_only=chain, steps=steps, world=world, accumulate=accumulate, entry=entry, as_json=json
+    )
+
+
+@app.command()
+def replay(
+    run: Run,
+    start: Annotated[
+        int | None, typer.Option("--from", min=0, metavar="K", help="Start after this step.")
+    ] = None,
+    stop: Annotated[
+        int | None, typer.Option("--to", min=1, metavar="N", help="Stop after this step.")
+    ] = None,
+    world: World = 1,
+    accumulate: Accumulate = None,
+    entry: Entry = None,
+    out: Annotated[
+        str | None, typer.Option(metavar="DIR", help="Write the ledger of the replay here.")
+    ] = None,
+) -> int:
+    """Run recorded steps again and compare."""
+    from det_lightning.cli import verify_command
+
+    return verify_command.replay_steps(
+        run, start=start, stop=stop, world=world, accumulate=accumulate, entry=entry, out=out
+    )
+
+
+def run(arguments: Sequence[str]) -> int:
+    """Run one command and return its exit code; no exception but a second interrupt leaves this function."""
+    debug: dict = {}
+    for stream in (sys.stdout, sys.stderr):
+        if hasattr(stream, "reconfigure"):
+            stream.reconfigure(errors="backslashreplace")
+    try:
+        command = typer.main.get_command(app)
+        code = command.main(args=list(arguments), prog_name="det-lightning", standalone_mode=False, obj=debug)
+        sys.stdout.flush()
+        return code if isinstance(code, int) else exit_codes.MATCH
+    except _UsageError as error:
+        error.show()
+        return exit_codes.MISUSE
+    except (KeyboardInterrupt, typer.Abort):
+        print("interrupted", file=sys.stderr)
+        return exit_codes.INTERRUPTED
+    except BrokenPipeError:
+        # the reader of stdout has gone; keep the interpreter from failing once more when it flushes
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return exit_codes.CANNOT_JUDGE
+    except (Exception, SystemExit) as error:
+        if debug.get("debug"):
+            traceback.print_exc()
+        else:
+            print(f"error: {_cause(error)}", file=sys.stderr)
+            print("det-lightning --debug COMMAND ... shows where it came from", file=sys.stderr)
+        return exit_codes.CANNOT_JUDGE
+
+
+def _cause(error: BaseException) -> str:
+    """One line: the message of an error of ours, else the type with it."""
+    from det_lightning.cli.printing import visible
+    from det_lightning.errors import DetError
+
+    text = visible(" ".join(str(error).split()), widest=500)
+    return text if isinstance(error, DetError) else f"{type(error).__name__}: {text}"

@@ -1,0 +1,82 @@
+"""det-lightning bisect: the first step at which a run is another run than its reference."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+
+from det_lightning.bisection.ledgers import Comparison, compare_ledgers
+from det_lightning.bisection.search import DIVERGE, MATCH
+from det_lightning.cli import exit_codes
+from det_lightning.cli.difference_text import difference_json, say_difference
+from det_lightning.cli.flip_report import FlipReport, report_flip, say_flip
+from det_lightning.cli.ledgers import headers_json, ledger_json, open_ledger, say_header_differences, say_pair
+from det_lightning.cli.printing import progress_bar, say, say_json
+from det_lightning.ledger.reader import LedgerReader
+
+_CODES = {MATCH: exit_codes.MATCH, DIVERGE: exit_codes.DIVERGE}
+
+
+def bisect(
+    reference_path: str,
+    candidate_path: str,
+    *,
+    recipe_may_differ: bool,
+    as_json: bool,
+    replay: bool,
+    entry: str | None,
+) -> int:
+    """Print what differs first, and return the exit code."""
+    with open_ledger(reference_path) as reference, open_ledger(candidate_path) as candidate:
+        with progress_bar("comparing") as progress:
+            found = compare_ledgers(
+                reference, candidate, recipe_may_differ=recipe_may_differ, progress=progress
+            )
+        code = _CODES.get(found.verdict, exit_codes.CANNOT_JUDGE)
+        if not as_json:
+            _say(reference, candidate, found, recipe_may_differ)
+        flip = None
+        if replay and found.first is not None:
+            flip = report_flip(reference, found.first, entry=entry)
+            if not as_json:
+                say_flip(flip)
+        if as_json:
+            say_json(_json(reference, candidate, found, code, flip))
+    return code
+
+
+def _say(
+    reference: LedgerReader, candidate: LedgerReader, found: Comparison, recipe_may_differ: bool
+) -> None:
+    say_pair(reference, candidate)
+    say_header_differences(found.headers, recipe_may_differ=recipe_may_differ)
+    if found.first is None:
+        say(f"{'match' if found.verdict is MATCH else 'cannot be judged'}: {found.reason}")
+        _say_length(reference, candidate, found)
+        return
+    before = ""
+    if found.first.last_match is not None:
+        before = f"; steps {found.first_common} to {found.first.last_match} agree"
+    say(f"diverge: {found.reason}{before}")
+    say_difference(found.first)
+
+
+def _say_length(reference: LedgerReader, candidate: LedgerReader, found: Comparison) -> None:
+    if found.verdict is MATCH and reference.last_step != candidate.last_step:
+        longer = max(reference, candidate, key=lambda reader: reader.last_step)
+        name = "reference" if longer is reference else "candidate"
+        say(f"the {name} goes on to step {longer.last_step}, where there is nothing to compare it with")
+
+
+def _json(reference, candidate, found: Comparison, code: int, flip: FlipReport | None) -> dict:
+    return {
+        "verdict": found.verdict.value,
+        "exit_code": code,
+        "reason": found.reason,
+        "reference": ledger_json(reference),
+        "candidate": ledger_json(candidate),
+        "headers": headers_json(found.headers),
+        "first_common": found.first_common,
+        "last_common": found.last_common,
+        "first": None if found.first is None else difference_json(found.first),
+        "flip": None if flip is None else asdict(flip),
+    }

@@ -1,0 +1,88 @@
+"""Opens the ledgers that a command names, and the lines about them that several commands print."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import typer
+
+from det_lightning.cli.printing import plain_value, say, say_table, value_text, visible, warn
+from det_lightning.ledger.compare import HEADER_PARTS, HeaderDifference
+from det_lightning.ledger.lines import LEDGER_FILE
+from det_lightning.ledger.reader import LedgerReader
+
+
+def ledger_directory(path: str) -> str:
+    """`path`, if a ledger was started there. Raises typer.BadParameter, which is misuse, if not."""
+    shown = visible(path)
+    try:
+        if not Path(path).exists():
+            raise typer.BadParameter(f"{shown} does not exist")
+        if not Path(path).is_dir():
+            raise typer.BadParameter(f"{shown} is a file; give the directory that holds {LEDGER_FILE}")
+        if not (Path(path) / LEDGER_FILE).exists():
+            raise typer.BadParameter(f"{shown} is not a ledger: it holds no {LEDGER_FILE}")
+    except (OSError, ValueError) as error:
+        raise typer.BadParameter(f"{shown} cannot be looked at: {error}") from None
+    return path
+
+
+def open_ledger(path: str) -> LedgerReader:
+    """The reader; a torn end is told on stderr."""
+    reader = LedgerReader(path)
+    if reader.torn_bytes:
+        up_to = f" up to step {reader.last_step}" if reader.count else ""
+        warn(
+            f"{visible(path)}: the last line is torn ({reader.torn_bytes} bytes, a record that was being "
+            "written); "
+            f"judged on the whole records{up_to}"
+        )
+    return reader
+
+
+def steps_text(reader: LedgerReader) -> str:
+    if reader.first_step is None:
+        return "no records"
+    text = f"steps {reader.first_step} to {reader.last_step}, {'closed' if reader.closed else 'not closed'}"
+    resumed = {0: "", 1: ", resumed once"}.get(reader.seams, f", resumed {reader.seams} times")
+    return text + resumed
+
+
+def say_pair(reference: LedgerReader, candidate: LedgerReader) -> None:
+    say_table(
+        [
+            ["reference", visible(reference.path), steps_text(reference)],
+            ["candidate", visible(candidate.path), steps_text(candidate)],
+        ]
+    )
+
+
+def say_header_differences(differences: Sequence[HeaderDifference], *, recipe_may_differ: bool) -> None:
+    for part in HEADER_PARTS:
+        found = [each for each in differences if each.part == part]
+        if found:
+            allowed = part != "recipe" or recipe_may_differ
+            say(f"{part} differs{' (allowed)' if allowed else ''}:")
+            say_table([[visible(e.name), value_text(e.reference), value_text(e.candidate)] for e in found])
+
+
+def headers_json(differences: Sequence[HeaderDifference]) -> list[dict[str, Any]]:
+    return [
+        asdict(each) | {"reference": plain_value(each.reference), "candidate": plain_value(each.candidate)}
+        for each in differences
+    ]
+
+
+def ledger_json(reader: LedgerReader) -> dict[str, Any]:
+    return {
+        "path": str(reader.path),
+        "first_step": reader.first_step,
+        "last_step": reader.last_step,
+        "records": reader.count,
+        "closed": reader.closed,
+        "seams": reader.seams,
+        "torn_bytes": reader.torn_bytes,
+    }

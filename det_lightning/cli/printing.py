@@ -1,0 +1,117 @@
+"""Text for people: tables, bits with their decimal value, progress.
+
+The answer goes to stdout, everything else to stderr.
+"""
+
+from __future__ import annotations
+
+import json
+import struct
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from det_lightning.errors import LedgerError
+from det_lightning.ledger.record import bits_float
+
+FLOAT_FIELDS = ("loss", "learning_rates", "clip")
+_WIDEST_VALUE = 60
+
+
+def say(text: str = "") -> None:
+    """One line of the answer."""
+    print(text)
+
+
+def warn(text: str) -> None:
+    """One line that is not part of the answer."""
+    print(f"warning: {text}", file=sys.stderr)
+
+
+def say_json(value: Any) -> None:
+    print(json.dumps(value, indent=2, ensure_ascii=False, default=list))
+
+
+def visible(text: object, *, widest: int | None = None) -> str:
+    """`text` with whatever could move a terminal's cursor spelled out; cut after `widest` characters."""
+    shown = "".join(
+        char if char.isprintable() else char.encode("unicode_escape").decode() for char in str(text)
+    )
+    return shown if widest is None or len(shown) <= widest else shown[: widest - 3] + "..."
+
+
+def plain_value(text: str | None) -> Any:
+    """The value behind a JSON text; None if there is none."""
+    return None if text is None else json.loads(text)
+
+
+def value_text(value: str | None) -> str:
+    """A value given as JSON text, as people read it: text without quotes, - for a value that is not there."""
+    if value is None:
+        return "-"
+    loaded = plain_value(value)
+    return visible(loaded if isinstance(loaded, str) else value, widest=_WIDEST_VALUE)
+
+
+def field_text(name: str, value: Any) -> str:
+    """The value of a field of a record; floats as decimal number and bits."""
+    if value is None:
+        return "-"
+    if name in FLOAT_FIELDS:
+        if isinstance(value, list):
+            return ", ".join(field_text(name, each) for each in value) or "-"
+        if isinstance(value, str):
+            return f"{decimal(value)} ({visible(value, widest=16)})"
+    text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+    return visible(text, widest=_WIDEST_VALUE)
+
+
+def decimal(bits: str) -> str:
+    """The shortest decimal that reads back as the float with these bits; "?" if they are not those of a
+    float.
+    """
+    try:
+        value = bits_float(bits)
+    except LedgerError:
+        return "?"
+    if len(bits) == 8 and value - value == 0:
+        for digits in range(1, 10):
+            text = f"{value:.{digits}g}"
+            if struct.pack("<f", float(text)) == struct.pack("<f", value):
+                return text
+    return repr(value)
+
+
+def say_table(rows: Sequence[Sequence[str]], *, heads: Sequence[str] = ()) -> None:
+    """Aligned columns, indented; with a frame if stdout is a terminal and there are heads."""
+    if heads and sys.stdout.isatty():
+        from rich.console import Console
+        from rich.table import Table
+        from rich.text import Text
+
+        table = Table()
+        for head in heads:
+            table.add_column(head, overflow="fold")
+        for row in rows:
+            table.add_row(*(Text(cell) for cell in row))
+        Console(highlight=False).print(table)
+        return
+    lines = [list(heads), *map(list, rows)] if heads else [list(row) for row in rows]
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)] if lines else []
+    for line in lines:
+        say("  " + "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip())
+
+
+@contextmanager
+def progress_bar(what: str) -> Iterator[Callable[[int, int], None] | None]:
+    """A function to report (done, total) to, shown on stderr if that is a terminal; None if it is not."""
+    if not sys.stderr.isatty():
+        yield None
+        return
+    from rich.console import Console
+    from rich.progress import Progress
+
+    with Progress(console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task(what, total=None)
+        yield lambda done, total: bar.update(task, completed=done, total=total)

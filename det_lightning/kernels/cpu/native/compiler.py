@@ -1,0 +1,70 @@
+"""From a Python function to an object file: the only file that knows Numba's insides.
+
+A kernel is `function(start, stop, *arguments)` on int64 values alone; arrays enter as addresses. Its object file holds
+one entry, `int32 <name>(int64 start, int64 stop, const int64 *arguments)`, and needs nothing but memcpy and memset.
+"""
+
+from collections.abc import Callable
+from importlib import import_module
+
+import numba
+from llvmlite import binding
+from numba import types
+
+_OPTIONS = {"error_model": "numpy", "no_cpython_wrapper": True, "no_cfunc_wrapper": True, "_nrt": False}
+_ALLOWED_SYMBOLS = {"memcpy", "memset", "memmove"}
+
+
+def device_function(function: Callable) -> Callable:
+    """Compile `function` as a part of the kernels that call it."""
+    return numba.njit(forceinline=True, **_OPTIONS)(function)
+
+
+def kernel(function: Callable) -> Callable:
+    """Mark `function` as a kernel: compiled on demand by `object_code`."""
+    return numba.njit(**_OPTIONS)(function)
+
+
+def _entry(name: str, symbol: str, count: int) -> binding.ModuleRef:
+    """A module with the entry `name`, which unpacks `count` arguments and calls `symbol` (Numba's own convention)."""
+    loads = [
+        f"%p{i} = getelementptr i64, ptr %arguments, i64 {i}\n%a{i} = load i64, ptr %p{i}" for i in range(count)
+    ]
+    parameters = ", ".join(["ptr %result", "ptr %error", "i64 %start", "i64 %stop", *(f"i64 %a{i}" for i in range(count))])
+    types_only = ", ".join(["ptr", "ptr"] + ["i64"] * (count + 2))
+    lines = [
+        f'declare i32 @"{symbol}"({types_only})',
+        f'define i32 @"{name}"(i64 %start, i64 %stop, ptr %arguments) {{',
+        "%result = alloca ptr\n%error = alloca ptr\nstore ptr null, ptr %error",
+        *loads,
+        f'%status = call i32 @"{symbol}"({parameters})',
+        "ret i32 %status\n}",
+    ]
+    return binding.parse_assembly("\n".join(lines))
+
+
+def object_code(family: str, name: str) -> bytes:
+    """Compile the kernel `name` of `native.<family>` for this processor.
+
+    Raises RuntimeError if the machine code would need a function of the Python or Numba runtime.
+    """
+    dispatcher = getattr(import_module(f".{family}", __package__), name)
+    count = dispatcher.py_func.__code__.co_argcount
+    dispatcher.compile((types.int64,) * count)
+    compiled = dispatcher.overloads[dispatcher.signatures[0]]
+    machine = compiled.library.codegen._tm
+    entry = _entry(name, compiled.fndesc.llvm_func_name, count - 2)
+    entry.triple, entry.data_layout = compiled.library._final_module.triple, str(machine.target_data)
+    entry.link_in(binding.parse_bitcode(compiled.library._final_module.as_bitcode()))
+    for symbol in [*entry.functions, *entry.global_variables]:
+        # Kernels share device functions; inside one object file they are nobody else's.
+        if not symbol.is_declaration and symbol.name != name:
+            symbol.linkage = "internal"
+    entry.verify()
+    needed = {f.name for f in entry.functions if f.is_declaration and not f.name.startswith("llvm.")}
+    if needed - _ALLOWED_SYMBOLS:
+        raise RuntimeError(
+            f"kernel {family}.{name} needs {sorted(needed - _ALLOWED_SYMBOLS)}; kernels may not allocate, raise or "
+            f"touch Python objects"
+        )
+    return machine.emit_object(entry)

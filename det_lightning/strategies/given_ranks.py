@@ -1,0 +1,52 @@
+"""Ranks that somebody else started: the environment Lightning reads when a group of processes already exists."""
+
+import os
+import socket
+from importlib import import_module
+from typing import Any
+
+
+def free_port() -> int:
+    """A loopback port that is free now."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+def given_ranks(rank: int, world_size: int, port: int, *, namespace: str = "lightning.fabric") -> Any:
+    """A Lightning ClusterEnvironment for one of `world_size` processes of this host that meet at a loopback port.
+
+    Args:
+        namespace: of the ClusterEnvironment class, "lightning.fabric" or "lightning_fabric".
+    """
+    base = import_module(f"{namespace}.plugins.environments").ClusterEnvironment
+    os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+
+    class GivenRanks(base):
+        creates_processes_externally = True
+        main_address = "127.0.0.1"
+        main_port = port
+
+        @staticmethod
+        def detect() -> bool:
+            return False
+
+        def world_size(self) -> int:
+            return world_size
+
+        def set_world_size(self, size: int) -> None:
+            """Fixed."""
+
+        def global_rank(self) -> int:
+            return rank
+
+        def set_global_rank(self, rank: int) -> None:
+            """Fixed."""
+
+        def local_rank(self) -> int:
+            return rank
+
+        def node_rank(self) -> int:
+            return 0
+
+    return GivenRanks()

@@ -1,0 +1,56 @@
+"""Compiling kernels needs NVRTC and nothing else: these tests run without a GPU."""
+
+import pytest
+
+from det_lightning.errors import DetError
+from det_lightning.kernels import cuda_compile
+
+ELF = b"\x7fELF"
+
+
+@pytest.fixture(scope="module", autouse=True)
+def nvrtc():
+    try:
+        cuda_compile.nvrtc_version()
+    except DetError as error:
+        pytest.skip(str(error))
+
+
+@pytest.mark.parametrize("source", cuda_compile.sources(), ids=lambda source: source.name)
+def test_every_source_compiles_for_the_hopper_it_names_without_a_warning(source):
+    assert "sm_90" in cuda_compile.named_architectures(source)
+    cubin, log = cuda_compile.compile_with_log(source, "sm_90")
+    assert cubin.startswith(ELF) and log == ""
+
+
+def test_a_source_that_does_not_compile_is_an_error_with_the_compilers_log(tmp_path):
+    source = tmp_path / "wrong.cu"
+    source.write_text('// architectures: sm_90\n#include "formats.cuh"\nint64 f() { return digit; }\n')
+    with pytest.raises(DetError, match=r'wrong\.cu(?s:.*)identifier "digit" is undefined'):
+        cuda_compile.compile_cubin(source, "sm_90")
+
+
+def test_a_source_without_architectures_is_refused(tmp_path):
+    source = tmp_path / "silent.cu"
+    source.write_text("// sm_90\n")
+    with pytest.raises(DetError, match="architectures:"):
+        cuda_compile.named_architectures(source)
+
+
+def test_a_header_is_part_of_the_identity_of_every_kernel(tmp_path, monkeypatch):
+    (tmp_path / "a.cu").write_text("// architectures: sm_90\n")
+    (tmp_path / "a.cuh").write_text("constexpr int x = 1;\n")
+    monkeypatch.setattr(cuda_compile, "SOURCE_FOLDER", tmp_path)
+    before = cuda_compile.source_digest()
+    (tmp_path / "a.cuh").write_text("constexpr int x = 2;\n")
+    assert cuda_compile.source_digest() != before
+
+
+def test_a_missing_compiler_is_an_error_that_says_what_to_install(monkeypatch):
+    monkeypatch.setattr(cuda_compile, "_library_candidates", lambda: ["libnvrtc-of-nowhere.so"])
+    cuda_compile._library.cache_clear()
+    try:
+        with pytest.raises(DetError, match="pip install nvidia-cuda-nvrtc"):
+            cuda_compile.nvrtc_version()
+    finally:
+        cuda_compile._library.cache_clear()

@@ -1,0 +1,96 @@
+"""A writer killed at any moment loses at most the record it was writing, and the next start says so."""
+
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+
+from det_lightning.ledger.chain import verify_chain
+from det_lightning.ledger.store import LedgerReader, LedgerWriter
+from tests.ledger.example_runs import append_steps, trace_at, write_run
+
+WRITER = """
+import sys
+from det_lightning.ledger.store import LedgerReader, LedgerWriter
+from tests.ledger.example_runs import append_steps
+path, known = sys.argv[1], sys.argv[2]
+try:
+    with LedgerReader(path) as reader:
+        record = reader.record(reader.last_step)
+    writer = LedgerWriter.reopen(path, step=record.step, trace=record.trace, environment={})
+except ValueError:
+    writer = LedgerWriter.create(path, recipe={}, environment={}, entry={})
+with open(known, "a", buffering=1) as done:
+    for step in range(0 if writer.step is None else writer.step + 1, 10**6):
+        append_steps(writer, [step])
+        done.write(f"{step}\\n")
+"""
+
+
+def test_a_killed_writer_loses_at_most_one_record_and_its_ledger_is_continued(tmp_path):
+    path, known = tmp_path / "run", tmp_path / "known"
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    rng = random.Random(7)
+    for _ in range(8):
+        before = known.read_text().count("\n") if known.exists() else 0
+        process = subprocess.Popen(
+            [sys.executable, "-c", WRITER, str(path), str(known)], env=environment, stderr=subprocess.PIPE
+        )
+        while process.poll() is None and (not known.exists() or known.read_text().count("\n") < before + 3):
+            time.sleep(0.01)
+        time.sleep(rng.random() * 0.05)
+        process.send_signal(signal.SIGKILL)
+        assert process.wait() == -signal.SIGKILL, process.stderr.read().decode()
+        process.stderr.close()
+        done = [int(line) for line in known.read_text().split("\n")[:-1]]
+        report = verify_chain(path)
+        assert report.sound, report.damage
+        assert done[-1] <= report.last_step <= done[-1] + 1
+    with LedgerReader(path) as reader:
+        step = reader.last_step
+        record = reader.record(step)
+    writer = LedgerWriter.reopen(path, step=step, trace=record.trace, environment={})
+    append_steps(writer, [step + 1])
+    writer.close()
+    report = verify_chain(path)
+    assert (report.sound, report.torn, report.records) == (True, False, step + 2)
+    whole = write_run(tmp_path / "whole", step + 1)
+    assert trace_at(whole, step + 1) == trace_at(path, step + 1)
+
+
+def test_a_death_after_any_byte_leaves_a_ledger_that_reads_and_continues(tmp_path):
+    """All places of death at once: after each byte of the last record's leaves and line, in the order they
+    are written.
+    """
+    path = write_run(tmp_path / "run", 1, kinds=["weights"], names=("a",), close=False)
+    names = ("leaves-weights.bin", "ledger.jsonl")
+    before = {name: (path / name).read_bytes() for name in names}
+    trace = trace_at(path, 1)
+    writer = LedgerWriter.reopen(path, step=1, trace=trace, environment={})
+    append_steps(writer, [2], kinds=["weights"], names=("a",))
+    writer.abandon()
+    after = {name: (path / name).read_bytes() for name in names}
+    deaths = [(names[0], size) for size in range(len(before[names[0]]), len(after[names[0]]) + 1)]
+    deaths += [(names[1], size) for size in range(len(before[names[1]]), len(after[names[1]]), 31)]
+    for name, size in deaths:
+        (path / names[0]).write_bytes(after[names[0]][:size] if name == names[0] else after[names[0]])
+        (path / names[1]).write_bytes(after[names[1]][:size] if name == names[1] else before[names[1]])
+        report = verify_chain(path)
+        assert report.sound and report.last_step == 1
+        LedgerWriter.reopen(path, step=1, trace=trace, environment={}).close()
+        assert verify_chain(path).sound and not verify_chain(path).torn
+        with LedgerReader(path) as reader:
+            assert (reader.last_step, reader.closed) == (1, True)
+
+
+def test_a_start_that_died_before_its_header_is_no_ledger_and_is_started_again(tmp_path):
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run/ledger.jsonl.new").write_bytes(b'{"chain":"00')
+    write_run(tmp_path / "run", 2)
+    assert sorted(each.name for each in (tmp_path / "run").iterdir()) == [
+        "leaves-gradients.bin",
+        "leaves-weights.bin",
+        "ledger.jsonl",
+    ]
