@@ -72,9 +72,7 @@ def _differ(one: object, other: object) -> bool:
     return one is not None and other is not None and one != other
 
 
-def _count_kind(
-    count: KindCount, reference: LedgerReader, one: Record, candidate: LedgerReader, other: Record
-) -> bool:
+def _count_kind(count: KindCount, reference: LedgerReader, one: Record, candidate: LedgerReader, other: Record) -> bool:
     """Count one step; whether the roots of this kind differ there."""
     roots = [record.agree["roots"].get(count.kind) for record in (one, other)]
     if None in roots:
@@ -88,7 +86,5 @@ def _count_kind(
     ours, theirs = reference.leaves(one, count.kind), candidate.leaves(other, count.kind)
     count.tensors.update(ours, theirs)
     if ours and theirs:
-        count.tensors_differ.update(
-            name for name in ours.keys() | theirs.keys() if ours.get(name) != theirs.get(name)
-        )
+        count.tensors_differ.update(name for name in ours.keys() | theirs.keys() if ours.get(name) != theirs.get(name))
     return True

@@ -51,8 +51,5 @@ def _update(differ: set[str], agree: set[str]) -> str:
     if "optimizer" in differ:
         return "gradients of this step agree: the optimizer's update differs"
     if "optimizer" in agree:
-        return (
-            "gradients and optimizer state of this step agree: "
-            "the weights changed between the update and the record"
-        )
+        return "gradients and optimizer state of this step agree: the weights changed between the update and the record"
     return "gradients of this step agree: the weights changed in the update or between it and the record"

@@ -50,9 +50,7 @@ def flipped_bit(
     """
     dtype = _dtype_of(array, reference_digest)
     words = words_of(array)
-    found = find_flipped_bit(
-        words, digest_delta(reference_digest, candidate_digest), dtype=dtype, progress=progress
-    )
+    found = find_flipped_bit(words, digest_delta(reference_digest, candidate_digest), dtype=dtype, progress=progress)
     if found is None:
         return None
     width = array.dtype.itemsize
@@ -111,9 +109,7 @@ def _decimal(bits: int, dtype: str, array_type: numpy.dtype) -> str:
 
 
 def _ulps(before: int, after: int, dtype: str, width_bits: int) -> int | None:
-    infinity = {"float16": 0x7C00, "bfloat16": 0x7F80, "float32": 0x7F800000, "float64": 0x7FF << 52}.get(
-        dtype
-    )
+    infinity = {"float16": 0x7C00, "bfloat16": 0x7F80, "float32": 0x7F800000, "float64": 0x7FF << 52}.get(dtype)
     if infinity is None:
         return None
     sign = 1 << width_bits - 1

@@ -6,6 +6,7 @@ Nothing here imports torch or lightning; commands that replay or train do so whe
 from __future__ import annotations
 
 import os
+import select
 import sys
 import traceback
 from collections.abc import Sequence
@@ -55,15 +56,9 @@ def _options(
 
 @app.command()
 def demo(
-    world: Annotated[
-        int | None, typer.Option(min=1, metavar="N", help="World size of the second run.")
-    ] = None,
-    micro: Annotated[
-        int | None, typer.Option(min=1, metavar="N", help="Micro-batch size of the second run.")
-    ] = None,
-    threads: Annotated[
-        int | None, typer.Option(min=1, metavar="N", help="Threads of the second run.")
-    ] = None,
+    world: Annotated[int | None, typer.Option(min=1, metavar="N", help="World size of the second run.")] = None,
+    micro: Annotated[int | None, typer.Option(min=1, metavar="N", help="Micro-batch size of the second run.")] = None,
+    threads: Annotated[int | None, typer.Option(min=1, metavar="N", help="Threads of the second run.")] = None,
     order: Annotated[Literal["natural", "shuffled"], typer.Option(help="Order of its addition.")] = "natural",
     impostor: Annotated[Literal["float64"] | None, typer.Option(help="Add with rounding instead.")] = None,
     flip: Annotated[str | None, typer.Option(metavar="secret", help="Flip a bit and find it.")] = None,
@@ -101,9 +96,7 @@ def bisect(
     """Find where run B first differs from run A."""
     from det_lightning.cli import bisect_command
 
-    return bisect_command.bisect(
-        a, b, recipe_may_differ=recipe_may_differ, as_json=json, replay=replay, entry=entry
-    )
+    return bisect_command.bisect(a, b, recipe_may_differ=recipe_may_differ, as_json=json, replay=replay, entry=entry)
 
 
 @app.command()
@@ -121,9 +114,7 @@ def diff(
 @app.command()
 def show(
     run: Run,
-    step: Annotated[
-        int | None, typer.Option(min=0, metavar="N", help="Show the record of this step.")
-    ] = None,
+    step: Annotated[int | None, typer.Option(min=0, metavar="N", help="Show the record of this step.")] = None,
     tensors: Annotated[bool, typer.Option("--tensors", help="List the digest of each tensor.")] = False,
     json: Json = False,
 ) -> int:
@@ -156,18 +147,12 @@ def verify(
 @app.command()
 def replay(
     run: Run,
-    start: Annotated[
-        int | None, typer.Option("--from", min=0, metavar="K", help="Start after this step.")
-    ] = None,
-    stop: Annotated[
-        int | None, typer.Option("--to", min=1, metavar="N", help="Stop after this step.")
-    ] = None,
+    start: Annotated[int | None, typer.Option("--from", min=0, metavar="K", help="Start after this step.")] = None,
+    stop: Annotated[int | None, typer.Option("--to", min=1, metavar="N", help="Stop after this step.")] = None,
     world: World = 1,
     accumulate: Accumulate = None,
     entry: Entry = None,
-    out: Annotated[
-        str | None, typer.Option(metavar="DIR", help="Write the ledger of the replay here.")
-    ] = None,
+    out: Annotated[str | None, typer.Option(metavar="DIR", help="Write the ledger of the replay here.")] = None,
 ) -> int:
     """Run recorded steps again and compare."""
     from det_lightning.cli import verify_command
@@ -192,19 +177,24 @@ def run(arguments: Sequence[str]) -> int:
         error.show()
         return exit_codes.MISUSE
     except (KeyboardInterrupt, typer.Abort):
-        print("interrupted", file=sys.stderr)
         return exit_codes.INTERRUPTED
-    except BrokenPipeError:
-        # the reader of stdout has gone; keep the interpreter from failing once more when it flushes
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return exit_codes.CANNOT_JUDGE
     except (Exception, SystemExit) as error:
-        if debug.get("debug"):
+        if _stdout_has_no_reader():
+            # keep the interpreter from failing once more when it flushes at the end
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.__stdout__.fileno())
+        elif debug.get("debug"):
             traceback.print_exc()
         else:
             print(f"error: {_cause(error)}", file=sys.stderr)
             print("det-lightning --debug COMMAND ... shows where it came from", file=sys.stderr)
         return exit_codes.CANNOT_JUDGE
+
+
+def _stdout_has_no_reader() -> bool:
+    """Whether stdout is a pipe whose other end was closed, as by `| head`."""
+    poll = select.poll()
+    poll.register(sys.__stdout__.fileno(), 0)
+    return any(event & select.POLLERR for _, event in poll.poll(0))
 
 
 def _cause(error: BaseException) -> str:

@@ -28,9 +28,7 @@ def bisect(
     """Print what differs first, and return the exit code."""
     with open_ledger(reference_path) as reference, open_ledger(candidate_path) as candidate:
         with progress_bar("comparing") as progress:
-            found = compare_ledgers(
-                reference, candidate, recipe_may_differ=recipe_may_differ, progress=progress
-            )
+            found = compare_ledgers(reference, candidate, recipe_may_differ=recipe_may_differ, progress=progress)
         code = _CODES.get(found.verdict, exit_codes.CANNOT_JUDGE)
         if not as_json:
             _say(reference, candidate, found, recipe_may_differ)
@@ -44,9 +42,7 @@ def bisect(
     return code
 
 
-def _say(
-    reference: LedgerReader, candidate: LedgerReader, found: Comparison, recipe_may_differ: bool
-) -> None:
+def _say(reference: LedgerReader, candidate: LedgerReader, found: Comparison, recipe_may_differ: bool) -> None:
     say_pair(reference, candidate)
     say_header_differences(found.headers, recipe_may_differ=recipe_may_differ)
     if found.first is None:

@@ -44,9 +44,7 @@ def _say_counts(counts: DifferenceCounts) -> None:
         say("the ledgers have no step in common")
         return
     say(f"{counts.steps_differ} of {counts.steps} common steps differ")
-    rows = [
-        [visible(name), f"{steps} of {counts.steps}", ""] for name, steps in sorted(counts.fields.items())
-    ]
+    rows = [[visible(name), f"{steps} of {counts.steps}", ""] for name, steps in sorted(counts.fields.items())]
     rows += [
         [
             each.kind,

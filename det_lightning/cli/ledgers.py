@@ -47,7 +47,8 @@ def steps_text(reader: LedgerReader) -> str:
     if reader.first_step is None:
         return "no records"
     text = f"steps {reader.first_step} to {reader.last_step}, {'closed' if reader.closed else 'not closed'}"
-    resumed = {0: "", 1: ", resumed once"}.get(reader.seams, f", resumed {reader.seams} times")
+    times = len(reader.resumes)
+    resumed = {0: "", 1: ", resumed once"}.get(times, f", resumed {times} times")
     return text + resumed
 
 
@@ -83,6 +84,6 @@ def ledger_json(reader: LedgerReader) -> dict[str, Any]:
         "last_step": reader.last_step,
         "records": reader.count,
         "closed": reader.closed,
-        "seams": reader.seams,
+        "resumes": [asdict(each) for each in reader.resumes],
         "torn_bytes": reader.torn_bytes,
     }

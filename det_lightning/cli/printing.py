@@ -35,9 +35,7 @@ def say_json(value: Any) -> None:
 
 def visible(text: object, *, widest: int | None = None) -> str:
     """`text` with whatever could move a terminal's cursor spelled out; cut after `widest` characters."""
-    shown = "".join(
-        char if char.isprintable() else char.encode("unicode_escape").decode() for char in str(text)
-    )
+    shown = "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in str(text))
     return shown if widest is None or len(shown) <= widest else shown[: widest - 3] + "..."
 
 

@@ -9,7 +9,7 @@ from det_lightning.cli import exit_codes
 from det_lightning.cli.ledgers import ledger_json, open_ledger, steps_text
 from det_lightning.cli.printing import decimal, field_text, say, say_json, say_table, value_text, visible
 from det_lightning.ledger.compare import HEADER_PARTS, flat_header
-from det_lightning.ledger.reader import LedgerReader
+from det_lightning.ledger.reader import LedgerReader, Resume
 from det_lightning.ledger.record import KINDS, Record
 
 _ENDS_SHOWN = 10
@@ -38,9 +38,10 @@ def _show_run(reader: LedgerReader) -> None:
     for part in HEADER_PARTS:
         if reader.header[part]:
             say(part)
-            say_table(
-                [[visible(n), value_text(v)] for n, v in sorted(flat_header(reader.header[part]).items())]
-            )
+            say_table([[visible(n), value_text(v)] for n, v in sorted(flat_header(reader.header[part]).items())])
+    if reader.resumes:
+        say("resumed")
+        say_table([[f"after step {each.step}", _resume_text(reader, each)] for each in reader.resumes])
     checkpoints = reader.checkpoints()
     if checkpoints:
         say("checkpoints")
@@ -65,6 +66,19 @@ def _show_run(reader: LedgerReader) -> None:
     say_table(rows, heads=["step", "epoch", "loss", *kinds])
 
 
+def _resume_text(reader: LedgerReader, resume: Resume) -> str:
+    """What was cut off, and the environment as far as it differs from that of the first start."""
+    first, then = flat_header(reader.environment), flat_header(resume.environment)
+    notes = [
+        f"{visible(name)} {value_text(first.get(name))} -> {value_text(then.get(name))}"
+        for name in sorted(first.keys() | then.keys())
+        if first.get(name) != then.get(name)
+    ]
+    if resume.torn_bytes:
+        notes.insert(0, f"{resume.torn_bytes} torn bytes cut off")
+    return ", ".join(notes) or "in the same environment"
+
+
 def _shown_records(reader: LedgerReader) -> Iterator[Record]:
     """All records, or the first and the last few of a long run."""
     for step in range(reader.first_step, reader.last_step + 1):
@@ -81,14 +95,8 @@ def _show_step(reader: LedgerReader, record: Record, tensors: bool) -> None:
                 for name, value in sorted(record.agree.items())
                 if name != "roots"
             ),
-            *(
-                [f"root of {visible(kind)}", root or "-"]
-                for kind, root in sorted(record.agree["roots"].items())
-            ),
-            *(
-                [f"fact {visible(name)}", field_text("", value)]
-                for name, value in sorted(record.facts.items())
-            ),
+            *([f"root of {visible(kind)}", root or "-"] for kind, root in sorted(record.agree["roots"].items())),
+            *([f"fact {visible(name)}", field_text("", value)] for name, value in sorted(record.facts.items())),
             ["trace", record.trace],
         ]
     )

@@ -37,8 +37,11 @@ def verify(
         _say_chain(path, report)
     code = exit_codes.MATCH if report.sound else exit_codes.DIVERGE
     if report.sound and not chain_only:
-        ranges = [(None, None)] if steps is None else spread(report.first_step, report.last_step, steps)
-        code, answer["replay"] = _replay(path, ranges, world, accumulate, entry, None, as_json)
+        ranges, what = [(None, None)], f"steps {report.first_step} to {report.last_step}"
+        if steps is not None:
+            ranges = spread(report.first_step, report.last_step, steps)
+            what = f"step{'s' if len(ranges) > 1 else ''} {', '.join(str(step) for _, step in ranges)}"
+        code, answer["replay"] = _replay(path, ranges, what, world, accumulate, entry, None, as_json)
     if as_json:
         say_json(answer | {"exit_code": code})
     return code
@@ -56,6 +59,7 @@ def replay_steps(
 ) -> int:
     """Run the steps after `start` up to `stop` again and compare each record."""
     with open_ledger(path) as reader:
+        first, last = reader.first_step, reader.last_step
         for name, step in (("--from", start), ("--to", stop)):
             if step is not None and not (reader.first_step or 0) <= step <= (reader.last_step or 0):
                 raise typer.BadParameter(
@@ -64,7 +68,8 @@ def replay_steps(
                 )
     if start is not None and stop is not None and start >= stop:
         raise typer.BadParameter(f"--from {start} must be below --to {stop}")
-    return _replay(path, [(start, stop)], world, accumulate, entry, out, False)[0]
+    what = f"steps {first if start is None else start} to {last if stop is None else stop}"
+    return _replay(path, [(start, stop)], what, world, accumulate, entry, out, False)[0]
 
 
 def spread(first: int | None, last: int | None, count: int) -> list[tuple[int, int]]:
@@ -75,8 +80,8 @@ def spread(first: int | None, last: int | None, count: int) -> list[tuple[int, i
     return [(step - 1, step) for step in steps]
 
 
-def _replay(path, ranges, world, accumulate, entry, out, as_json) -> tuple[int, dict]:
-    """Exit code and what to tell as JSON."""
+def _replay(path, ranges, what, world, accumulate, entry, out, as_json) -> tuple[int, dict]:
+    """Exit code and what to tell as JSON. what: the steps that are compared, in words."""
     from det_lightning.replay import replay
 
     done = 0
@@ -96,10 +101,7 @@ def _replay(path, ranges, world, accumulate, entry, out, as_json) -> tuple[int, 
         if not result.matched:
             first = result.first
             if not as_json:
-                say(
-                    f"diverge: the replay of {visible(path)} "
-                    f"diverges{f' at step {first.step}' if first else ''}"
-                )
+                say(f"diverge: the replay of {visible(path)} diverges{f' at step {first.step}' if first else ''}")
                 if first:
                     say_difference(first)
             told = {"matched": False, "steps": done, "first": difference_json(first) if first else None}
@@ -109,13 +111,11 @@ def _replay(path, ranges, world, accumulate, entry, out, as_json) -> tuple[int, 
             say(f"cannot be judged: {visible(path)} has no step to replay")
         return exit_codes.CANNOT_JUDGE, {"matched": None, "steps": 0, "first": None}
     if not as_json:
-        say(f"match: {done} step{'s' if done > 1 else ''} replayed with world size {world}, all agree")
+        say(f"match: {what} agree, replayed with world size {world} ({done} step{'s' if done > 1 else ''} run)")
     return exit_codes.MATCH, {"matched": True, "steps": done, "first": None}
 
 
-def _each_step(
-    bar: Callable[[int, int], None] | None, path: str, stop: int | None
-) -> Callable[[int], None] | None:
+def _each_step(bar: Callable[[int, int], None] | None, path: str, stop: int | None) -> Callable[[int], None] | None:
     """What to call with each finished step, None if nobody watches."""
     if bar is None:
         return None
@@ -128,10 +128,7 @@ def _say_chain(path: str, report: ChainReport) -> None:
     shown = visible(path)
     if report.damage is not None:
         at = f" (step {report.damage.step})" if report.damage.step is not None else ""
-        say(
-            f"damaged: {shown}: line {report.damage.line}{at} is the first bad one: "
-            f"{visible(report.damage.what)}"
-        )
+        say(f"damaged: {shown}: line {report.damage.line}{at} is the first bad one: {visible(report.damage.what)}")
         if report.records:
             say(f"  the {report.records} records before it are sound, up to step {report.last_step}")
         return
@@ -139,10 +136,7 @@ def _say_chain(path: str, report: ChainReport) -> None:
     if report.records:
         records = f"{report.records} records, steps {report.first_step} to {report.last_step}"
     behind = f", {report.superseded} behind a resume" if report.superseded else ""
-    say(
-        f"sound: {shown}: {report.lines} lines, {records}{behind}, "
-        f"{'closed' if report.closed else 'not closed'}"
-    )
+    say(f"sound: {shown}: {report.lines} lines, {records}{behind}, {'closed' if report.closed else 'not closed'}")
     if report.torn:
         leaves = sum(report.torn_leaf_bytes.values())
         after = f"after step {report.last_step}" if report.records else "before the first record"

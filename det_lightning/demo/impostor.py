@@ -6,6 +6,7 @@ from unittest.mock import patch
 
 import torch
 
+from det_lightning.demo.network import first_weights
 from det_lightning.ops.reduction import add_sum_digits
 
 
@@ -43,3 +44,15 @@ def float64_sums() -> Iterator[None]:
         for name, function in replaced.items():
             stack.enter_context(patch(name, function))
         yield
+
+
+def wrong_first_weights() -> tuple[int, int]:
+    """(how many of the network's first weights the float64 sum gets wrong, how many there are)."""
+    shapes = ((32, 64), (10, 32))
+    exact = [first_weights(*shape, place) for place, shape in enumerate(shapes)]
+    with float64_sums():
+        guessed = [first_weights(*shape, place) for place, shape in enumerate(shapes)]
+    wrong = 0
+    for ours, theirs in zip(exact, guessed, strict=True):
+        wrong += int((ours.view(torch.int32) != theirs.view(torch.int32)).sum())
+    return wrong, sum(each.numel() for each in exact)

@@ -10,11 +10,12 @@ from rich.console import Console
 from rich.progress import Progress
 
 from det_lightning.demo import report
-from det_lightning.demo.group import Group, worker_group
+from det_lightning.demo.impostor import wrong_first_weights
 from det_lightning.demo.network import GLOBAL_BATCH
 from det_lightning.demo.planted_fault import find_planted_fault
-from det_lightning.demo.runs import RunPlan, RunResult
+from det_lightning.demo.runs import RunPlan, RunResult, train
 from det_lightning.errors import InputError
+from det_lightning.replay.group import Group, worker_group
 
 EXPECTED_DIGEST = "6b74394665ebea23c0b3d254a614ac3aaa7f91fc828e2692a221feaaad1de8ab"
 DEFAULT_PICTURE = "det-lightning-demo.png"
@@ -66,6 +67,12 @@ def main(
         else:
             results = _run_all(group, plans, progress)
             report.print_table(results, out)
+        if impostor is not None:
+            wrong, weights = wrong_first_weights()
+            out.print(
+                f"float64 sums may agree with themselves, but not with the exact sum: {wrong} of {weights} first weights "
+                f"are wrong before the first step"
+            )
     if not own_split and impostor is None and flip is None:
         saved = report.draw_picture(results, Path(picture or DEFAULT_PICTURE))
         out.print(f"picture  {saved}")
@@ -92,7 +99,7 @@ def _run_all(group: Group, plans: list[RunPlan], console: Console) -> list[RunRe
         results = []
         for plan in plans:
             progress.update(task, description=plan.name)
-            results.append(group.run(plan))
+            results.append(group.run(train, plan.world_size, plan))
             progress.advance(task)
     return results
 

@@ -7,11 +7,11 @@ from rich.console import Console
 
 from det_lightning.bisection.bit_flip import digest_delta, find_flipped_bit, words_of
 from det_lightning.bisection.ledgers import compare_ledgers
-from det_lightning.demo.group import Group
-from det_lightning.demo.runs import RunPlan, RunResult
+from det_lightning.demo.runs import RunPlan, RunResult, train
 from det_lightning.demo.secret import open_seal, seal_hash
 from det_lightning.ledger.store import LedgerReader
 from det_lightning.replay import tensors_at
+from det_lightning.replay.group import Group
 
 
 def find_planted_fault(group: Group, scratch: Path, out: Console) -> tuple[RunResult, bool]:
@@ -21,8 +21,8 @@ def find_planted_fault(group: Group, scratch: Path, out: Console) -> tuple[RunRe
         (the clean run, whether what was found is what was drawn).
     """
     seal = scratch / "seal.json"
-    clean = group.run(RunPlan("det", 1, 1, ledger=scratch / "clean"))
-    faulty = group.run(RunPlan("det", 1, 1, ledger=scratch / "faulty", sealed_fault=seal))
+    clean = group.run(train, 1, RunPlan("det", 1, 1, ledger=scratch / "clean"))
+    faulty = group.run(train, 1, RunPlan("det", 1, 1, ledger=scratch / "faulty", sealed_fault=seal))
     out.print("one bit of one weight was flipped after one of the steps; the place is sealed:")
     out.print(f"  SHA-256 of the seal  {seal_hash(seal)}")
     out.print(f"  clean run            {clean.digest}")

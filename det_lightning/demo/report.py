@@ -10,9 +10,9 @@ from det_lightning.demo.network import GLOBAL_BATCH, STEPS
 from det_lightning.demo.runs import RunResult
 
 _TITLES = {
-    "ddp": "ddp: gradients summed in float32",
-    "det": "det: exact sums, rounded once",
-    "impostor": "impostor: det's code on float64 sums",
+    "ddp": "ddp (float32 sums)",
+    "det": "det (exact sums)",
+    "impostor": "det on float64 sums",
 }
 
 
@@ -29,11 +29,15 @@ def print_table(results: list[RunResult], out: Console) -> None:
             _TITLES[result.plan.strategy],
             str(result.plan.world_size),
             str(result.plan.accumulate),
-            *(("(reference)", "", "") if result is first else _differences(first, result)),
+            *(_reference(results) if result is first else _differences(first, result)),
             f"{result.digest[:12]}...",
             end_section=result is [each for each in results if each.plan.strategy == result.plan.strategy][-1],
         )
     Console(file=out.file, width=max(out.width, 120), highlight=False).print(table)
+
+
+def _reference(results: list[RunResult]) -> tuple[str, str, str]:
+    return ("(reference)" if len(results) > 1 else "-", "", "")
 
 
 def _differences(first: RunResult, other: RunResult) -> tuple[str, str, str]:
@@ -72,9 +76,9 @@ def draw_picture(results: list[RunResult], path: Path) -> Path:
             style = {"linewidth": 0.8, "alpha": 0.7} if strategy == "ddp" else {"linewidth": 3}
             distances.plot(steps, distance, color=colours[strategy], label=label, **style)
     distances.set_yscale("symlog", linthresh=1e-9, linscale=0.6)
-    distances.set_ylim(-3e-10, None)
     distances.set(xlabel="step", ylabel="|loss - loss of 1 process|", title="1, 2, 4 processes, 1 or 2 micro-batches")
-    distances.legend(frameon=False, loc="upper left")
+    distances.set_ylim(-3e-10, 3e-6)
+    distances.legend(frameon=False, loc="upper center", ncols=2)
     for axes in (curves, distances):
         axes.spines[["top", "right"]].set_visible(False)
     figure.savefig(path, dpi=140)

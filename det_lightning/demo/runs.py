@@ -97,11 +97,11 @@ def weight_bytes(module: LightningModule) -> bytes:
     return b"".join(parameter.detach().numpy().astype("<f4").tobytes() for _, parameter in named)
 
 
-def train(rank: int, plan: RunPlan, port: int) -> RunResult | None:
+def train(rank: int, world_size: int, port: int, plan: RunPlan) -> RunResult | None:
     """Runs one configuration; the result on rank 0, None elsewhere."""
     quiet_lightning()
     torch.set_num_threads(plan.threads)
-    ranks = given_ranks(rank, plan.world_size, port)
+    ranks = given_ranks(rank, world_size, port)
     recorder = _Recorder()
     callbacks: list[Callback] = [recorder]
     with float64_sums() if plan.strategy == "impostor" else nullcontext():
@@ -113,7 +113,13 @@ def train(rank: int, plan: RunPlan, port: int) -> RunResult | None:
         if plan.strategy == "ddp":
             strategy = DDPStrategy(cluster_environment=ranks)
             order = SampleOrder(len(loader.dataset), GLOBAL_BATCH, SEED, drop_last=True)
-            sampler = SliceSampler(order, world_size=plan.world_size, rank=rank, accumulate=plan.accumulate)
+            sampler = SliceSampler(
+                order,
+                world_size=world_size,
+                rank=rank,
+                accumulate=plan.accumulate,
+                steps_done=lambda: trainer.global_step,
+            )
             loader = SliceLoader(loader, sampler)
         else:
             strategy = DetStrategy(cluster_environment=ranks, global_batch=GLOBAL_BATCH, seed=SEED)

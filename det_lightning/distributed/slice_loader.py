@@ -13,20 +13,30 @@ from det_lightning.errors import InputError, UncoveredError
 
 
 class SliceSampler:
-    """Batches of data set indices for one rank, a pure function of (order, world size, accumulation, epoch)."""
+    """Batches of data set indices for one rank, a pure function of (order, world size, accumulation, steps done).
 
-    def __init__(self, order: SampleOrder, *, world_size: int, rank: int, accumulate: int):
+    Args:
+        steps_done: says how many optimizer steps the run has made, so that a pass goes on where the run stands.
+        steps_per_epoch: fewer steps than the order has, or None.
+    """
+
+    def __init__(
+        self,
+        order: SampleOrder,
+        *,
+        world_size: int,
+        rank: int,
+        accumulate: int,
+        steps_done: Callable[[], int] = lambda: 0,
+        steps_per_epoch: int | None = None,
+    ):
         self.order, self.world_size, self.rank, self.accumulate = order, world_size, rank, accumulate
-        self.epoch = 0
-        self.start_step = 0  # of the next pass only: a resumed run starts within its epoch
+        self._steps_done = steps_done
+        self._steps_per_epoch = order.steps if steps_per_epoch is None else min(steps_per_epoch, order.steps)
 
-    @property
-    def sampler(self) -> "SliceSampler":
-        """Lightning calls `set_epoch` on `batch_sampler.sampler`."""
-        return self
-
-    def set_epoch(self, epoch: int) -> None:
-        self.epoch = epoch
+    def place(self) -> tuple[int, int]:
+        """(epoch, step within it) of the next pass."""
+        return divmod(self._steps_done(), max(self._steps_per_epoch, 1))
 
     def __len__(self) -> int:
         return self.order.steps * self.accumulate
@@ -44,7 +54,7 @@ class SliceSampler:
                 yield Slice(epoch, step, (first, last)), loaded.tolist()
 
     def __iter__(self) -> Iterator[list[int]]:
-        return (indices for _, indices in self.slices(self.epoch, self.start_step))
+        return (indices for _, indices in self.slices(*self.place()))
 
 
 class _DigestingCollate:
@@ -87,10 +97,8 @@ class SliceLoader(DataLoader):
         self.current_digest: int | None = None
 
     def __iter__(self) -> Iterator[Any]:
-        here = self.slice_sampler.slices(self.slice_sampler.epoch, self.slice_sampler.start_step)
-        batches = super().__iter__()  # reads epoch and start step of the sampler now, not at the first batch
-        self.slice_sampler.start_step = 0
-        return self._batches(here, batches)
+        # Both look at the sampler's place now, not at the first batch.
+        return self._batches(self.slice_sampler.slices(*self.slice_sampler.place()), super().__iter__())
 
     def _batches(self, slices: Iterator[tuple[Slice, list[int]]], batches: Iterator[Any]) -> Iterator[Any]:
         for (here, _), batch in zip(slices, batches, strict=True):

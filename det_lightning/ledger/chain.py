@@ -97,9 +97,7 @@ def verify_chain(path: str | Path, *, progress: Callable[[int, int], None] | Non
         walk.close()
     torn_leaves = {}
     if damage is None:
-        torn_leaves = {
-            kind: size for kind in KINDS if (size := walk.leaf_bytes(kind) - walk.ends.get(kind, 0))
-        }
+        torn_leaves = {kind: size for kind in KINDS if (size := walk.leaf_bytes(kind) - walk.ends.get(kind, 0))}
     return ChainReport(
         lines=number if damage is None else number - 1,
         records=walk.records,
@@ -141,9 +139,7 @@ class _Walk:
         self.step_at_line = None if self.last_step is None else self.last_step + 1
         body = decode_line(line)
         if body["chain"] != self.chain:
-            raise LedgerError(
-                "its chain is not the digest of the line before: a line was changed, dropped or moved"
-            )
+            raise LedgerError("its chain is not the digest of the line before: a line was changed, dropped or moved")
         self.chain = chain_of(line)
         if (body["kind"] == "header") != (start == 0):
             raise LedgerError("a ledger has one header, as its first line")
@@ -175,9 +171,7 @@ class _Walk:
         record = record_of(body)
         self.step_at_line = record.step
         if self.last_step is not None and record.step != self.last_step + 1:
-            raise LedgerError(
-                f"it is the record of step {record.step}; step {self.last_step + 1} should follow"
-            )
+            raise LedgerError(f"it is the record of step {record.step}; step {self.last_step + 1} should follow")
         if body["segment"] != self.segment:
             raise LedgerError(f"its segment is {body['segment']}, not {self.segment}")
         if record.trace != next_trace(self.trace, record.agree):

@@ -62,7 +62,8 @@ class Difference:
     kind.
     tensors: the tensors behind those roots. kinds_without_leaves: kinds whose root differs, but whose tensors
     were not kept.
-    agreeing: names of fields and kinds that both recorded, with equal values.
+    agreeing: names of fields and kinds that both recorded, with equal values; a kind without a tensor is left
+    out.
     """
 
     step: int
@@ -80,6 +81,7 @@ class Difference:
 
 
 Leaves = Mapping[str, str]
+_ROOT_OF_NOTHING = root({})
 
 
 def header_differences(reference: LedgerReader, candidate: LedgerReader) -> tuple[HeaderDifference, ...]:
@@ -97,11 +99,12 @@ def record_difference(
     reference: Record,
     candidate: Record,
     *,
-    leaves: Callable[[str], tuple[Leaves, Leaves]],
+    leaves: Callable[[str], tuple[Leaves | None, Leaves | None]],
     last_match: int | None = None,
 ) -> Difference:
-    """Compare two records of one step; `leaves(kind)` gives name -> digest in hex on both sides, asked for
-    where roots differ.
+    """Compare two records of one step.
+
+    leaves: kind -> name -> digest in hex, for both sides (None: not kept); asked for where both have a root.
     """
     fields, agreeing_fields = _differing(
         {name: value for name, value in reference.agree.items() if name != "roots"},
@@ -112,7 +115,7 @@ def record_difference(
     without = []
     for kind in (each.name for each in roots if not each.one_sided):
         ours, theirs = leaves(kind)
-        if not ours or not theirs:
+        if ours is None or theirs is None:
             without.append(kind)
             continue
         for name in sorted(ours.keys() | theirs.keys()):
@@ -125,7 +128,8 @@ def record_difference(
         roots=roots,
         tensors=tuple(tensors),
         kinds_without_leaves=tuple(without),
-        agreeing=agreeing_fields + agreeing_kinds,
+        agreeing=agreeing_fields
+        + tuple(kind for kind in agreeing_kinds if reference.agree["roots"][kind] != _ROOT_OF_NOTHING),
     )
 
 
@@ -145,20 +149,20 @@ def difference_at(
     )
 
 
-def checked_leaves(reader: LedgerReader, record: Record, kind: str) -> dict[str, str]:
-    """The leaves of `kind`, empty if the record keeps none.
+def checked_leaves(reader: LedgerReader, record: Record, kind: str) -> dict[str, str] | None:
+    """The leaves of `kind`, None if the record keeps none.
 
     Raises LedgerError if they do not have the root the record names.
     """
+    if kind not in record.leaves:
+        return None
     leaves = reader.leaves(record, kind)
-    if kind in record.leaves:
-        found = root({name: bytes.fromhex(digest) for name, digest in leaves.items()})
-        if found != record.agree["roots"].get(kind):
-            raise LedgerError(
-                f"{reader.path}: the {kind} leaves of step {record.step} do not have the root that the "
-                "record names; "
-                f"leaves-{kind}.bin is damaged"
-            )
+    if root({name: bytes.fromhex(digest) for name, digest in leaves.items()}) != record.agree["roots"].get(kind):
+        raise LedgerError(
+            f"{reader.path}: the {kind} leaves of step {record.step} do not have the root that the record "
+            "names; "
+            f"leaves-{kind}.bin is damaged"
+        )
     return leaves
 
 

@@ -32,9 +32,7 @@ class LeafWriter:
     write_layout: writes a layout line with the fields it is given and returns the layout id.
     """
 
-    def __init__(
-        self, directory: Path, ends: Mapping[str, int], write_layout: Callable[[dict[str, Any]], int]
-    ):
+    def __init__(self, directory: Path, ends: Mapping[str, int], write_layout: Callable[[dict[str, Any]], int]):
         self._directory = directory
         self._write_layout = write_layout
         self._layouts: dict[str, tuple[list[str], int, list[bytes]]] = {}

@@ -59,9 +59,7 @@ class LineFile:
             if length >= 0:
                 return chunk[:length], start + length + 1
             if len(chunk) > MAX_LINE_BYTES or start + len(chunk) >= self.end:
-                raise LedgerError(
-                    f"{self.path}: the line at byte {start} does not end within {MAX_LINE_BYTES} bytes"
-                )
+                raise LedgerError(f"{self.path}: the line at byte {start} does not end within {MAX_LINE_BYTES} bytes")
             size *= 8
 
     def start_of_line(self, position: int) -> int:

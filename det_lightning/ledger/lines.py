@@ -15,7 +15,7 @@ from typing import Any
 from blake3 import blake3
 
 from det_lightning.errors import LedgerError
-from det_lightning.ledger.record import FIRST_TRACE, KINDS, LEAF_BYTES, Record, canonical_json
+from det_lightning.ledger.record import FIRST_TRACE, KINDS, LEAF_BYTES, Record, canonical_json, spelled
 
 FORMAT = 1
 LEDGER_FILE = "ledger.jsonl"
@@ -46,7 +46,7 @@ def encode_line(kind: str, fields: Mapping[str, Any], chain: str) -> bytes:
     """The whole line, newline included. Raises LedgerError if a field cannot be written."""
     body = {**fields, "kind": kind, "chain": chain}
     body["seal"] = blake3(canonical_json(body)).hexdigest()
-    line = canonical_json(body) + b"\n"
+    line = spelled(body) + b"\n"
     if len(line) > MAX_LINE_BYTES:
         raise LedgerError(
             f"a {kind} line would take {len(line)} bytes; a line of a ledger takes at most {MAX_LINE_BYTES}"
@@ -103,8 +103,8 @@ def _check_fields(body: dict[str, Any]) -> None:
 
 def _check_seal(body: dict[str, Any], line: bytes) -> None:
     try:
-        unsealed = canonical_json({name: value for name, value in body.items() if name != "seal"})
-        same_spelling = canonical_json(body) == line
+        unsealed = spelled({name: value for name, value in body.items() if name != "seal"})
+        same_spelling = spelled(body) == line
     except LedgerError as error:
         raise LedgerError(f"it cannot be spelled canonically: {error}") from None
     if blake3(unsealed).hexdigest() != body["seal"]:
@@ -139,9 +139,7 @@ def record_of(body: Mapping[str, Any]) -> Record:
             or len(place) != 2
             or not all(type(number) is int and number >= 0 for number in place)
         ):
-            raise LedgerError(
-                f"its place of the {kind} leaves is {place!r:.60}, not [layout id, byte offset]"
-            )
+            raise LedgerError(f"its place of the {kind} leaves is {place!r:.60}, not [layout id, byte offset]")
         if place[1] % LEAF_BYTES:
             raise LedgerError(f"its {kind} leaves start at byte {place[1]}, not a multiple of {LEAF_BYTES}")
         leaves[kind] = (place[0], place[1])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -23,6 +23,18 @@ class Checkpoint:
     step: int
     path: str
     digest: str
+
+
+@dataclass(frozen=True)
+class Resume:
+    """A new start in the same ledger after `step`.
+
+    torn_bytes: what was cut off the lines. environment: of the run from there on.
+    """
+
+    step: int
+    torn_bytes: int
+    environment: Mapping[str, Any]
 
 
 class LedgerReader:
@@ -107,10 +119,11 @@ class LedgerReader:
         """How many records count: one for each step from first_step to last_step."""
         return 0 if self.first_step is None else self.last_step - self.first_step + 1
 
-    @property
-    def seams(self) -> int:
-        """How often the run was resumed in this ledger."""
-        return len(self._lines.segments) - 1
+    @cached_property
+    def resumes(self) -> tuple[Resume, ...]:
+        """Every new start of the run in this ledger, in the order written."""
+        seams = (self._lines.body(segment.opener)[0] for segment in self._lines.segments[1:])
+        return tuple(Resume(seam["step"], seam["torn_bytes"], seam["environment"]) for seam in seams)
 
     def record(self, step: int) -> Record:
         """The record of `step` that counts. Raises LedgerError if there is none."""

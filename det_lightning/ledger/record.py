@@ -55,22 +55,27 @@ def canonical_json(value: Any) -> bytes:
     Raises LedgerError for a float (write float_bits) or any type beyond int, str, bool, None, list and dict.
     """
     _refuse_other_types(value, "value")
+    return spelled(value)
+
+
+def spelled(value: Any) -> bytes:
+    """`canonical_json` for a value that is known to hold only the allowed types, as one that was read from
+    JSON.
+    """
     try:
         text = json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
         return text.encode("utf-8")
     except UnicodeEncodeError as error:
-        raise LedgerError(
-            f"a ledger holds UTF-8 text only; {error.object!r:.80} has a lone surrogate"
-        ) from None
+        raise LedgerError(f"a ledger holds UTF-8 text only; {error.object!r:.80} has a lone surrogate") from None
+    except RecursionError:
+        raise LedgerError("a ledger cannot hold a value that is nested so deeply") from None
     except ValueError as error:
         raise LedgerError(f"a ledger cannot hold this value: {error}") from None
 
 
 def _refuse_other_types(value: Any, place: str, depth: int = 0) -> None:
     if depth > 64:
-        raise LedgerError(
-            f"{place[:80]}... is nested more than 64 levels deep; a ledger line must be flatter"
-        )
+        raise LedgerError(f"{place[:80]}... is nested more than 64 levels deep; a ledger line must be flatter")
     if value is None or isinstance(value, (str, int)):
         return
     if isinstance(value, (list, tuple)):
@@ -82,9 +87,7 @@ def _refuse_other_types(value: Any, place: str, depth: int = 0) -> None:
                 raise LedgerError(f"{place} has the key {key!r}; keys of a ledger line are strings")
             _refuse_other_types(item, f"{place}[{key!r}]", depth + 1)
     elif isinstance(value, float):
-        raise LedgerError(
-            f"{place} is the float {value!r}; write float_bits(x), so that the ledger keeps its bits"
-        )
+        raise LedgerError(f"{place} is the float {value!r}; write float_bits(x), so that the ledger keeps its bits")
     else:
         raise LedgerError(
             f"{place} is a {type(value).__name__}; a ledger holds int, str, bool, None, list and dict only"
@@ -107,9 +110,7 @@ def float_bits_of(number: float, name: str) -> str:
     format is).
     """
     if name not in _FLOAT_FORMATS:
-        raise LedgerError(
-            f"no float bits for dtype {name}; allowed: bfloat16, {', '.join(sorted(_FLOAT_FORMATS))}"
-        )
+        raise LedgerError(f"no float bits for dtype {name}; allowed: bfloat16, {', '.join(sorted(_FLOAT_FORMATS))}")
     float_code, bits_code, nan_bits = _FLOAT_FORMATS[name]
     if number != number:
         bits = nan_bits
@@ -124,15 +125,10 @@ def bits_float(bits: str) -> float:
     Raises LedgerError for other text.
     """
     name = {16: "float64", 8: "float32"}.get(len(bits))
-    try:
-        if name is None:
-            raise ValueError(bits)
-        float_code, bits_code, _ = _FLOAT_FORMATS[name]
-        return struct.unpack(float_code, struct.pack(bits_code, int(bits, 16)))[0]
-    except ValueError:
-        raise LedgerError(
-            f"{bits!r:.40} is not the hex of a float64 (16 digits) or a float32 (8 digits)"
-        ) from None
+    if name is None or not set(bits) <= set("0123456789abcdef"):
+        raise LedgerError(f"{bits!r:.40} is not the hex of a float64 (16 digits) or a float32 (8 digits)")
+    float_code, bits_code, _ = _FLOAT_FORMATS[name]
+    return struct.unpack(float_code, struct.pack(bits_code, int(bits, 16)))[0]
 
 
 def next_trace(previous_trace: str, agree: Mapping[str, Any]) -> str:

@@ -21,8 +21,11 @@ from det_lightning.ledger.record import Record
 
 @dataclass(frozen=True)
 class Segment:
-    """Lines in bytes [start, end); its records that count have base < step <= last."""
+    """Lines in bytes [start, end); its records that count have base < step <= last. opener: its header or
+    seam.
+    """
 
+    opener: int
     start: int
     end: int
     base: int
@@ -102,9 +105,9 @@ class RecordSearch(LineFile):
             if body["kind"] not in ("header", "seam"):
                 raise self.damage(opener, "its segment is said to start here, but it is no header or seam")
             if body["kind"] == "header":
-                found.append(Segment(next_start, end, -1, cut))
+                found.append(Segment(opener, next_start, end, -1, cut))
                 return found[::-1]
-            found.append(Segment(next_start, end, body["step"], cut))
+            found.append(Segment(opener, next_start, end, body["step"], cut))
             if body["previous_segment"] >= opener:
                 raise self.damage(opener, "its previous segment does not lie before it")
             cut, end, opener = min(cut, body["step"]), opener, body["previous_segment"]

@@ -98,14 +98,10 @@ class LedgerWriter:
             raise LedgerError(f"no ledger can be started in {directory}: {error.strerror}") from None
         fresh.path = directory / LEDGER_FILE
         step = None if resumed_from is None else resumed_from["step"]
-        return cls(
-            directory, fresh, chain=chain_of(line[:-1]), trace=trace, step=step, first_step=None, segment=0
-        )
+        return cls(directory, fresh, chain=chain_of(line[:-1]), trace=trace, step=step, first_step=None, segment=0)
 
     @classmethod
-    def reopen(
-        cls, path: str | Path, *, step: int, trace: str, environment: Mapping[str, Any]
-    ) -> LedgerWriter:
+    def reopen(cls, path: str | Path, *, step: int, trace: str, environment: Mapping[str, Any]) -> LedgerWriter:
         """Continue the ledger in `path` after its record of `step`, whose trace must be `trace`, and write a
         seam.
 
@@ -188,7 +184,7 @@ class LedgerWriter:
             self._leaves.cut(ends)
             raise
         except BaseException:
-            self.abandon()  # an interrupt may have come on either side of the write; reopen sorts that out
+            self.abandon()  # as in _write_line
             raise
         self.trace, self.step = trace, step
         self._first_step = step if self._first_step is None else self._first_step
@@ -199,9 +195,7 @@ class LedgerWriter:
         or empty.
         """
         if self.step is None or step > self.step:
-            raise LedgerError(
-                f"{self.path} has no record of step {step} yet, so no checkpoint of it can be noted"
-            )
+            raise LedgerError(f"{self.path} has no record of step {step} yet, so no checkpoint of it can be noted")
         self._write_line("checkpoint", {"step": step, "path": str(path), "digest": digest})
         self._flush_to_disk()
 
@@ -235,8 +229,14 @@ class LedgerWriter:
         body = decode_line(line[:-1])
         if kind == "record":
             record_of(body)
-        self._lines.append(line)
-        self._chain = chain_of(line[:-1])
+        try:
+            self._lines.append(line)
+            self._chain = chain_of(line[:-1])
+        except LedgerError:
+            raise
+        except BaseException:
+            self.abandon()  # an interrupt may have come on either side of the write; reopen sorts that out
+            raise
         return body
 
     def _refuse_if_ended(self) -> None:

@@ -6,11 +6,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-import torch.multiprocessing
 
 from det_lightning.errors import InputError, LedgerError
 from det_lightning.ledger.compare import Difference, difference_at
 from det_lightning.ledger.store import Checkpoint, LedgerReader
+from det_lightning.replay.group import worker_group
 from det_lightning.replay.run import ReplayPlan, run_rank
 from det_lightning.strategies.given_ranks import free_port
 
@@ -63,9 +63,10 @@ def replay(
     with tempfile.TemporaryDirectory(prefix="det-lightning-replay-") as scratch, LedgerReader(path) as reference:
         plan = _plan(reference, start, stop, world, accumulate, entry, Path(out) if out else Path(scratch, "ledger"))
         if plan.world_size == 1:
-            run_rank(0, plan, progress)
+            run_rank(0, 1, free_port(), plan, progress)
         else:
-            torch.multiprocessing.spawn(run_rank, args=(plan,), nprocs=plan.world_size)
+            with worker_group(plan.world_size) as group:
+                group.run(run_rank, plan.world_size, plan)
         with LedgerReader(plan.out) as candidate:
             return _compare(reference, candidate, start)
 
@@ -81,12 +82,12 @@ def tensors_at(path: str | Path, step: int, kind: str = "weights", entry: str | 
         raise InputError(f"only weights are rebuilt by a replay, not {kind}")
     with tempfile.TemporaryDirectory(prefix="det-lightning-replay-") as scratch, LedgerReader(path) as reference:
         plan = _plan(reference, None, step, 1, None, entry, Path(scratch, "ledger"))
-        module = run_rank(0, plan)
+        weights = run_rank(0, 1, free_port(), plan)
         with LedgerReader(plan.out) as candidate:
             result = _compare(reference, candidate, None)
     if not result.matched:
         raise LedgerError(f"replaying {path} leaves its record at step {result.first.step}, before step {step} was reached")
-    return {name: parameter.detach().numpy().copy() for name, parameter in module.named_parameters()}
+    return weights
 
 
 def _plan(reference, start, stop, world, accumulate, entry, out) -> ReplayPlan:
@@ -113,7 +114,6 @@ def _plan(reference, start, stop, world, accumulate, entry, out) -> ReplayPlan:
         world_size=world,
         accumulate=accumulate or -(-splits // world),
         entry=entry,
-        port=free_port(),
     )
 
 

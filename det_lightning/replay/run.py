@@ -2,10 +2,12 @@
 
 import logging
 import warnings
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from lightning.pytorch import Callback, Trainer
 
@@ -25,7 +27,6 @@ class ReplayPlan:
         out: directory of the replay's own ledger.
         stop: the last step to run.
         checkpoint: file to start from, or None: from the beginning.
-        port: loopback port where the ranks meet.
     """
 
     reference: Path
@@ -35,7 +36,6 @@ class ReplayPlan:
     world_size: int
     accumulate: int
     entry: str | None
-    port: int
 
 
 class _StopAtDivergence(Callback):
@@ -55,8 +55,10 @@ class _StopAtDivergence(Callback):
         trainer.should_stop = trainer.strategy.reduce_boolean_decision(bool(differs), all=False)
 
 
-def run_rank(rank: int, plan: ReplayPlan, progress: Any = None) -> torch.nn.Module:
-    """Replays on one rank; returns the module in its last state."""
+def run_rank(
+    rank: int, world_size: int, port: int, plan: ReplayPlan, progress: Callable[[int], None] | None = None
+) -> dict[str, np.ndarray]:
+    """Replays on one rank; returns its weights in their last state, by name."""
     quiet_lightning()
     with LedgerReader(plan.reference) as reader:
         entry, data_recipe = reader.entry, reader.recipe["data"]
@@ -64,9 +66,9 @@ def run_rank(rank: int, plan: ReplayPlan, progress: Any = None) -> torch.nn.Modu
     ledger = WeightLedger(plan.out, entry=plan.entry or entry["function"], entry_arguments=entry.get("arguments"))
     trainer = Trainer(
         accelerator="cpu",
-        devices=plan.world_size,
+        devices=world_size,
         strategy=DetStrategy(
-            cluster_environment=given_ranks(rank, plan.world_size, plan.port),
+            cluster_environment=given_ranks(rank, world_size, port),
             global_batch=data_recipe["global_batch"],
             seed=data_recipe["seed"],
         ),
@@ -83,7 +85,7 @@ def run_rank(rank: int, plan: ReplayPlan, progress: Any = None) -> torch.nn.Modu
     finally:
         if torch.distributed.is_initialized():
             torch.distributed.destroy_process_group()
-    return module
+    return {name: parameter.detach().numpy().copy() for name, parameter in module.named_parameters()}
 
 
 QUIET_TRAINER: dict[str, Any] = {

@@ -58,16 +58,17 @@ class TrainingData:
             drop_last=loader.drop_last,
             arrangement=self.arrangement,
         )
-        sampler = SliceSampler(self.order, world_size=world_size, rank=rank, accumulate=accumulate)
-        progress = trainer.fit_loop.epoch_progress.current
-        sampler.set_epoch(progress.processed)
         if resumed is not None:
             resumed.check(self.order)
-            ready = trainer.fit_loop.epoch_loop.batch_progress.current.ready
-            finished = ready >= len(sampler)
-            sampler.start_step = 0 if finished else ready // accumulate
-            # `ready` epochs have begun: the last of them goes on, or the next one begins.
-            sampler.set_epoch(progress.ready if finished or not ready else progress.ready - 1)
+        limit = trainer.limit_train_batches
+        sampler = SliceSampler(
+            self.order,
+            world_size=world_size,
+            rank=rank,
+            accumulate=accumulate,
+            steps_done=lambda: trainer.global_step,
+            steps_per_epoch=limit // accumulate if isinstance(limit, int) else None,
+        )
         self._loader = SliceLoader(loader, sampler, value_digest if record_samples else None)
         return self._loader
 

@@ -80,4 +80,15 @@ def take_over(checkpoint: dict[str, Any], accumulate: int) -> Stamp | None:
                 )
             scaled = ready // resumed.accumulate * accumulate
             count.update({name: scaled - (ready - count[name]) for name in _TRACKERS})
+        _reopen_epoch(checkpoint)
     return resumed
+
+
+def _reopen_epoch(checkpoint: dict[str, Any]) -> None:
+    """A fit that ends within an epoch (max_steps) counts that epoch as processed; the resumed run goes on in it."""
+    loop = checkpoint["loops"]["fit_loop"]
+    if loop["epoch_loop.batch_progress"]["is_last_batch"]:
+        return
+    for count in (loop["epoch_progress"]["current"], loop["epoch_progress"]["total"]):
+        if count["processed"] == count["ready"]:
+            count.update(processed=count["ready"] - 1, completed=count["ready"] - 1)

@@ -149,9 +149,7 @@ def test_long_ledgers_are_compared_by_reading_a_few_lines(tmp_path):
 def test_ledgers_of_20000_steps_and_50_tensors_are_answered_in_under_two_seconds(tmp_path):
     names = tuple(f"layer.{i}.weight" for i in range(50))
     a = write_run(tmp_path / "a", 20_000, names=names, close=False)
-    b = write_run(
-        tmp_path / "b", 20_000, names=names, close=False, changes=[(13_337, "weights", "layer.7.weight")]
-    )
+    b = write_run(tmp_path / "b", 20_000, names=names, close=False, changes=[(13_337, "weights", "layer.7.weight")])
     start = time.process_time()
     found = compared(a, b)
     assert time.process_time() - start < 2

@@ -41,9 +41,7 @@ def test_places_that_cannot_be_judged_only_widen_the_answer(count, data):
     known_matches = [i for i, verdict in enumerate(verdicts) if verdict is MATCH]
     known_diverges = [i for i, verdict in enumerate(verdicts) if verdict is DIVERGE]
     if known_diverges:
-        assert result == SearchResult(
-            DIVERGE, known_matches[-1] if known_matches else None, known_diverges[0]
-        )
+        assert result == SearchResult(DIVERGE, known_matches[-1] if known_matches else None, known_diverges[0])
         assert result.certain == (result.first_diverge == first and (first == 0 or first - 1 not in unknown))
     elif verdicts[-1] is MATCH:
         assert result == SearchResult(MATCH, count - 1, None)

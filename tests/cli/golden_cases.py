@@ -103,8 +103,11 @@ def write_scenario(directory: Path) -> None:
     write_run(directory / "torn", 12, close=False)
     cut(directory / "torn/ledger.jsonl", -20)
     write_run(directory / "resumed", 9, close=False)
+    cut(directory / "resumed/ledger.jsonl", -20)
     trace = trace_at(directory / "resumed", 6)
-    writer = LedgerWriter.reopen(directory / "resumed", step=6, trace=trace, environment=ENVIRONMENT)
+    writer = LedgerWriter.reopen(
+        directory / "resumed", step=6, trace=trace, environment=ENVIRONMENT | {"world_size": 3}
+    )
     append_steps(writer, range(7, 13))
     writer.checkpoint(12, "checkpoints/step=12.ckpt", "")
     writer.close()

@@ -18,9 +18,7 @@ ENTRY = {"build": "examples.mlp:build"}
 Change = tuple[int, str, str]  # from this step on, this kind, this tensor
 
 
-def agree_and_leaves(
-    step: int, *, names=NAMES, kinds=("weights", "gradients"), changes: Iterable[Change] = ()
-):
+def agree_and_leaves(step: int, *, names=NAMES, kinds=("weights", "gradients"), changes: Iterable[Change] = ()):
     """The agreeing fields and the leaves of one step."""
     leaves = {
         kind: {
@@ -71,9 +69,7 @@ def write_run(
     **options,
 ) -> Path:
     """Write a run of records `first` .. `steps` and return its path; options as for `append_steps`."""
-    writer = LedgerWriter.create(
-        path, recipe=recipe, environment=environment, entry=ENTRY, resumed_from=resumed_from
-    )
+    writer = LedgerWriter.create(path, recipe=recipe, environment=environment, entry=ENTRY, resumed_from=resumed_from)
     append_steps(writer, range(first, steps + 1), **options)
     if close:
         writer.close()

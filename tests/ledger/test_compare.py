@@ -85,6 +85,14 @@ def test_roots_without_leaves_are_named_as_such(tmp_path):
     assert (found.kinds_without_leaves, found.tensors) == (("buffers",), ())
 
 
+def test_a_kind_without_a_tensor_neither_agrees_nor_lacks_its_leaves(tmp_path):
+    a, b = readers(write_run(tmp_path / "a", 1, names=()), write_run(tmp_path / "b", 1, names=()))
+    assert not {"weights", "gradients"} & set(difference_at(a, b, 1).agreeing)
+    (c,) = readers(write_run(tmp_path / "c", 1, names=("x",), kinds=["weights"]))
+    found = difference_at(a, c, 1)
+    assert ([each.name for each in found.tensors], found.kinds_without_leaves) == (["x"], ())
+
+
 def test_leaves_that_do_not_have_the_recorded_root_are_not_believed(tmp_path):
     path = write_run(tmp_path / "b", 1, changes=[(1, "weights", "layer.2.bias")])
     a, b = readers(write_run(tmp_path / "a", 1), path)

@@ -111,9 +111,7 @@ def test_equal_samples_have_equal_digests_whatever_the_order_of_a_dict_the_strid
     array = numpy.arange(6).reshape(2, 3)
     assert value_digest(numpy.asfortranarray(array)) == value_digest(array)
     assert value_digest(array.astype(">i8")) == value_digest(array.astype("<i8"))
-    assert value_digest(torch.arange(6).reshape(3, 2).T) == value_digest(
-        torch.arange(6).reshape(3, 2).T.contiguous()
-    )
+    assert value_digest(torch.arange(6).reshape(3, 2).T) == value_digest(torch.arange(6).reshape(3, 2).T.contiguous())
     assert value_digest(-math.nan) == value_digest(math.nan)
 
 

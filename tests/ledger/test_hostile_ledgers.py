@@ -21,7 +21,7 @@ HEADER = {"format": 1, "recipe": {}, "environment": {}, "entry": {}, "resumed_fr
 def read_everything(path) -> None:
     """Use every part of the reader."""
     with LedgerReader(path) as reader:
-        _ = (reader.closed, reader.first_step, reader.last_step, reader.count, reader.seams)
+        _ = (reader.closed, reader.first_step, reader.last_step, reader.count, len(reader.resumes))
         reader.checkpoints()
         reader.leaf_ends()
         for record in reader.records():

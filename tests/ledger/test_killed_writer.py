@@ -7,6 +7,9 @@ import subprocess
 import sys
 import time
 
+import pytest
+
+from det_lightning.errors import LedgerError
 from det_lightning.ledger.chain import verify_chain
 from det_lightning.ledger.store import LedgerReader, LedgerWriter
 from tests.ledger.example_runs import append_steps, trace_at, write_run
@@ -83,6 +86,38 @@ def test_a_death_after_any_byte_leaves_a_ledger_that_reads_and_continues(tmp_pat
         assert verify_chain(path).sound and not verify_chain(path).torn
         with LedgerReader(path) as reader:
             assert (reader.last_step, reader.closed) == (1, True)
+
+
+@pytest.mark.parametrize("write", range(4))
+@pytest.mark.parametrize("after", [False, True])
+def test_an_interrupt_on_either_side_of_a_write_ends_the_writer_but_not_the_ledger(tmp_path, monkeypatch, write, after):
+    path = write_run(tmp_path / "run", 3, close=False)
+    trace = trace_at(path, 3)
+    writer = LedgerWriter.reopen(path, step=3, trace=trace, environment={})
+    whole, left = os.write, [write]
+
+    def interrupted(file, data):
+        left[0] -= 1
+        if left[0] < 0 and not after:
+            raise KeyboardInterrupt
+        written = whole(file, data)
+        if left[0] < 0:
+            raise KeyboardInterrupt
+        return written
+
+    monkeypatch.setattr(os, "write", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        append_steps(writer, [4])
+    monkeypatch.undo()
+    with pytest.raises(LedgerError, match="was closed; reopen it"):
+        append_steps(writer, [4])
+    writer.close()
+    assert verify_chain(path).sound
+    writer = LedgerWriter.reopen(path, step=3, trace=trace, environment={})
+    append_steps(writer, [4, 5])
+    writer.close()
+    report = verify_chain(path)
+    assert (report.sound, report.torn, report.last_step) == (True, False, 5)
 
 
 def test_a_start_that_died_before_its_header_is_no_ledger_and_is_started_again(tmp_path):

@@ -16,10 +16,7 @@ from det_lightning.ledger.record import (
 
 
 def test_canonical_json_has_one_spelling_whatever_the_order_of_keys():
-    assert (
-        canonical_json({"b": [1, None, True], "a": {"ü": "x"}})
-        == '{"a":{"ü":"x"},"b":[1,null,true]}'.encode()
-    )
+    assert canonical_json({"b": [1, None, True], "a": {"ü": "x"}}) == '{"a":{"ü":"x"},"b":[1,null,true]}'.encode()
     assert canonical_json({"a": 1, "b": 2}) == canonical_json({"b": 2, "a": 1})
     assert canonical_json({"a": [1, 2]}) != canonical_json({"a": [2, 1]})
 

@@ -22,7 +22,7 @@ def test_steps_that_appear_twice_count_by_their_last_record(tmp_path):
     append_steps(writer, range(5, 8), changes=CHANGED)
     writer.close()
     with LedgerReader(path) as reader:
-        assert (reader.first_step, reader.last_step, reader.count, reader.seams) == (0, 7, 8, 1)
+        assert (reader.first_step, reader.last_step, reader.count, len(reader.resumes)) == (0, 7, 8, 1)
         assert [record.step for record in reader.records()] == list(range(8))
         assert [reader.record(step) for step in range(8)] == list(reader.records())
         with pytest.raises(LedgerError, match="no record of step 8"):
@@ -59,7 +59,7 @@ def test_any_sequence_of_resumes_reads_as_the_run_that_counts(tmp_path, resumes)
     with LedgerReader(path) as reader:
         assert [record.trace for record in reader.records()] == expected
         assert [reader.record(step).trace for step in range(len(expected))] == expected
-        assert (reader.seams, reader.last_step) == (len(resumes), len(expected) - 1)
+        assert (len(reader.resumes), reader.last_step) == (len(resumes), len(expected) - 1)
     report = verify_chain(path)
     assert (report.sound, report.records, report.superseded > 0) == (True, len(expected), True)
 

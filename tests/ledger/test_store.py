@@ -18,7 +18,7 @@ from tests.ledger.example_runs import (
 def test_a_ledger_gives_back_what_was_written(tmp_path):
     with LedgerReader(write_run(tmp_path / "run", 8)) as reader:
         assert (reader.recipe, reader.environment, reader.entry) == (RECIPE, ENVIRONMENT, ENTRY)
-        assert (reader.first_step, reader.last_step, reader.count, reader.seams) == (0, 8, 9, 0)
+        assert (reader.first_step, reader.last_step, reader.count, len(reader.resumes)) == (0, 8, 9, 0)
         assert (reader.closed, reader.torn_bytes, reader.resumed_from) == (True, 0, None)
         trace = reader.start_trace
         for step, record in enumerate(reader.records()):

@@ -4,7 +4,7 @@ import torch
 
 from ...arithmetic.formats import Format
 
-_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
 def float32_words(tensor: torch.Tensor) -> torch.Tensor:
@@ -23,4 +23,4 @@ def from_words(words: torch.Tensor, form: Format) -> torch.Tensor:
     """The float tensor whose patterns stand in the int32 tensor `words`."""
     if form.bits == 16:
         words = words.to(torch.int16)
-    return words.view(_DTYPES[form.name])
+    return words.view(DTYPES[form.name])

@@ -35,6 +35,18 @@ def multiply_add_128(typing_context, high, low, a, b):
 
 
 @intrinsic
+def multiply_add_wide(typing_context, high, low, a, b_high, b_low):
+    """(high, low) + a * (b_high, b_low), modulo 2^128; a signed."""
+
+    def generate(context, builder, signature, arguments):
+        high, low, a, b_high, b_low = arguments
+        product = builder.mul(builder.sext(a, _I128), _join(builder, b_high, b_low))
+        return _split(context, builder, builder.add(_join(builder, high, low), product))
+
+    return _PAIR(types.int64, types.int64, types.int64, types.int64, types.int64), generate
+
+
+@intrinsic
 def add_128(typing_context, high, low, high_term, low_term):
     """(high, low) + (high_term, low_term), modulo 2^128."""
 

@@ -55,6 +55,10 @@ integers_2 = _view_intrinsic(types.int64, 2)
 """integers_2(address, rows, columns): int64 [rows, columns], row-major."""
 
 
+floats_2 = _view_intrinsic(types.float64, 2)
+"""floats_2(address, rows, columns): float64 [rows, columns], row-major."""
+
+
 @intrinsic(prefer_literal=True)
 def stack_integers(typing_context, count):
     """int64 [count] on the stack, uninitialised, for the time of the kernel's call; `count` is a constant."""

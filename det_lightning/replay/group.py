@@ -1,39 +1,47 @@
-"""One group of worker processes that runs every configuration in turn: a process that has imported Lightning is dear."""
+"""A group of worker processes that runs one training after another: a process that has imported Lightning is dear."""
 
 import multiprocessing
 import os
 import sys
 import traceback
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from multiprocessing.connection import Connection, wait
+from typing import Any
 
-from det_lightning.demo.runs import RunPlan, RunResult, train
 from det_lightning.errors import DetError
 from det_lightning.strategies.given_ranks import free_port
 
 
 def _work(rank: int, orders: Connection) -> None:
-    """Runs each order; answers ("result", RunResult or None) or ("error", traceback)."""
+    """Runs each order; answers ("result", value) or ("error", traceback)."""
     while (order := orders.recv()) is not None:
+        function, arguments = order
         try:
-            orders.send(("result", train(rank, *order)))
+            orders.send(("result", function(rank, *arguments)))
         except BaseException:
             orders.send(("error", traceback.format_exc()))
 
 
 class Group:
-    """Workers 0 .. size - 1; a plan runs on the first `world_size` of them."""
+    """Workers 0 .. size - 1; a training runs on the first `world_size` of them."""
 
     def __init__(self, connections: list[Connection]):
         self._connections = connections
 
-    def run(self, plan: RunPlan) -> RunResult:
-        """Runs one configuration to its end. Raises DetError with the worker's traceback if a rank fails."""
-        ranks = self._connections[: plan.world_size]
+    def run(self, function: Callable[..., Any], world_size: int, *arguments: Any) -> Any:
+        """Calls function(rank, world_size, port, *arguments) on each rank and returns what rank 0 returned.
+
+        Args:
+            function: importable by name; the ranks meet at the loopback `port` (strategies/given_ranks.py).
+
+        Raises:
+            DetError: a rank raised or ended; the message holds its traceback. The group is then not to be used again.
+        """
+        ranks = self._connections[:world_size]
         port = free_port()
         for connection in ranks:
-            connection.send((plan, port))
+            connection.send((function, (world_size, port, *arguments)))
         answers, waiting = {}, list(ranks)
         while waiting:
             for connection in wait(waiting):
@@ -42,7 +50,7 @@ class Group:
                 except EOFError:
                     kind, value = "error", "the process ended without an answer"
                 if kind == "error":
-                    raise DetError(f"rank {ranks.index(connection)} of {plan.name} failed:\n{value}")
+                    raise DetError(f"rank {ranks.index(connection)} of {world_size} failed:\n{value}")
                 answers[connection] = value
                 waiting.remove(connection)
         return answers[ranks[0]]

@@ -1,0 +1,92 @@
+"""The float64 engine: how many moduli a product needs, and the float64 matrix products of its residues.
+
+The products are `torch.mm` on OpenMP threads. A child that was forked after such a product has lost those threads and
+would wait for them for ever, so there this engine is not chosen unless torch is set to one thread.
+"""
+
+import os
+
+import numpy as np
+import torch
+
+from ...arithmetic.residue import BLOCK_TERMS, MAXIMUM_MODULI, RECONSTRUCTED_BITS
+from ...arithmetic.residue import capacity as _capacity
+from .machine_code import Kernel
+from .threads import run_blocks
+
+_residues_block = Kernel("gemm_float64", "residues_block")
+_reduce_block = Kernel("gemm_float64", "reduce_block")
+rebuild_block = Kernel("gemm_float64", "rebuild_block")
+rebuild_digits_block = Kernel("gemm_float64", "rebuild_digits_block")
+
+# Costs in nanoseconds on one core, measured on one processor. They decide the time, never a bit.
+_COST_128 = 0.8
+_COST_FLOAT64 = 0.08
+_COST_RESIDUE = 2.0
+_COST_REBUILD = 6.0
+_COST_START = 300_000.0
+
+_openmp_process: int | None = None
+"""The process that last ran a product on several OpenMP threads."""
+
+
+def _lost_openmp_threads() -> bool:
+    return _openmp_process not in (None, os.getpid()) and torch.get_num_threads() > 1
+
+
+def capacity(count: int) -> int:
+    """16 * log2 of the sums that `count` moduli rebuild."""
+    return min(_capacity(count), 16 * RECONSTRUCTED_BITS)
+
+
+def moduli_count(x_scan: torch.Tensor, w_scan: torch.Tensor, rows: int, columns: int, terms: int, engine: str) -> int:
+    """How many moduli are the quickest way to this product; 0 if none is. Pairs beyond their capacity go through 128 bits."""
+    pairs = rows * columns
+    if engine == "long_accumulator" or pairs * terms == 0:
+        return 0
+    plain = _COST_128 * pairs * terms
+    if engine == "auto" and (plain < _COST_START or _lost_openmp_threads()):
+        return 0
+    # numpy, because torch may answer a search with OpenMP threads, which a forked child no longer has.
+    x_norms, w_norms = x_scan[rows : 2 * rows].numpy(), np.sort(w_scan[columns : 2 * columns].numpy())
+    best, best_cost = 0, float("inf") if engine == "float64" else plain
+    for count in range(1, MAXIMUM_MODULI + 1):
+        within = int(np.searchsorted(w_norms, capacity(count) - x_norms, side="right").sum())
+        per_modulus = _COST_FLOAT64 * pairs * terms + _COST_RESIDUE * (rows + columns) * terms + _COST_REBUILD * pairs
+        cost = _COST_START + count * per_modulus + _COST_128 * (pairs - within) * terms
+        if cost < best_cost:
+            best, best_cost = count, cost
+        if within == pairs:
+            break
+    return best
+
+
+def residue_products(
+    x_scan: torch.Tensor, w_scan: torch.Tensor, rows: int, columns: int, terms: int, count: int
+) -> torch.Tensor:
+    """float64 [count, rows, columns]: sums of products of residues, integers below 2^53, the fold in the smaller operand.
+
+    A block of BLOCK_TERMS terms and the reduced sum of the blocks before it stay exact in any order of summation.
+    """
+    global _openmp_process
+    if torch.get_num_threads() > 1:
+        _openmp_process = os.getpid()
+    x_residues = torch.empty((rows, terms), dtype=torch.float64)
+    w_residues = torch.empty((columns, terms), dtype=torch.float64)
+    sums = torch.empty((count, rows, columns), dtype=torch.float64)
+    x_folded, w_folded = (count, 0) if rows <= columns else (0, count)
+    for which in range(count):
+        for scan, size, folded, out in (
+            (x_scan, rows, x_folded, x_residues),
+            (w_scan, columns, w_folded, w_residues),
+        ):
+            run_blocks(_residues_block, size, 2 * size * terms, scan.data_ptr(), size, terms, which, folded, out.data_ptr())
+        target = sums[which]
+        for k in range(0, terms, BLOCK_TERMS):
+            left, right = x_residues[:, k : k + BLOCK_TERMS], w_residues[:, k : k + BLOCK_TERMS].t()
+            if k == 0:
+                torch.mm(left, right, out=target)
+            else:
+                run_blocks(_reduce_block, rows, 2 * rows * columns, target.data_ptr(), columns, which)
+                target.addmm_(left, right)
+    return sums

@@ -1,0 +1,118 @@
+"""The promise: however a global batch is cut over ranks and micro-batches, every step has the same bytes."""
+
+from dataclasses import replace
+from functools import cache
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from tests.claims.processes import on_ranks
+from tests.claims.trainings import Network, Run, Split, train
+
+SPLITS = [Split(1, 24, 1), Split(1, 8, 3), Split(2, 12, 1), Split(2, 4, 3), Split(3, 8, 1), Split(4, 6, 1)]
+STEPS = 50
+
+
+def trained(run: Run, threads: int = 1):
+    """The outcome of a run, after seeing that all ranks agree on it."""
+    outcomes = on_ranks(run.split.world_size, train, run, threads=threads)
+    assert all(outcome.weights == outcomes[0].weights for outcome in outcomes), "the ranks drifted apart"
+    return outcomes[0]
+
+
+@cache
+def reference():
+    return trained(Run(split=SPLITS[0], steps=STEPS))
+
+
+def assert_same_training(outcome, expected) -> None:
+    steps = range(len(expected.weights))
+    assert len(outcome.weights) == len(expected.weights)
+    assert [step for step in steps if outcome.weights[step] != expected.weights[step]] == []
+    assert outcome.losses == expected.losses
+    assert outcome.optimizer == expected.optimizer
+    assert (outcome.global_step, outcome.epoch) == (expected.global_step, expected.epoch)
+
+
+@pytest.mark.parametrize("split", SPLITS[1:], ids=str)
+def test_every_split_of_a_global_batch_gives_the_same_bytes_at_every_step(split):
+    outcome = trained(Run(split=split, steps=STEPS))
+    assert_same_training(outcome, reference())
+    assert len(set(outcome.weights)) == STEPS + 1, "a step that changes nothing proves nothing"
+
+
+def test_stock_ddp_fails_the_same_check():
+    outcomes = [trained(Run(split=split, strategy="ddp", steps=STEPS)) for split in (SPLITS[0], SPLITS[4])]
+    assert outcomes[0].weights[0] == outcomes[1].weights[0]
+    assert outcomes[0].weights[-1] != outcomes[1].weights[-1]
+
+
+def test_two_seeds_give_two_trainings():
+    shuffled = {"loader": {"shuffle": True}, "steps": 4}
+    first, again, other = (
+        trained(Run(**shuffled, options={"seed": seed})).weights for seed in (1, 1, 2)
+    )
+    assert first == again
+    assert first[0] == other[0]
+    assert first[1] != other[1]
+
+
+@pytest.mark.parametrize("split", [Split(2, 4, 3), Split(3, 8, 1)], ids=str)
+def test_dealing_the_samples_of_a_step_to_other_ranks_moves_no_bit(split):
+    dealt = Run(split=split, steps=STEPS, arrangement=11)
+    assert_same_training(trained(dealt), reference())
+
+
+def test_threads_move_no_bit():
+    assert_same_training(trained(Run(split=SPLITS[0], steps=STEPS), threads=5), reference())
+    assert_same_training(trained(Run(split=Split(2, 4, 3), steps=STEPS), threads=3), reference())
+
+
+@pytest.mark.parametrize(
+    ("run", "why"),
+    [
+        (Run(samples=75, steps=6, options={"global_batch": 25}), "25 samples do not divide over 6 slices"),
+        (Run(samples=58, steps=7, options={"global_batch": 24}), "the last step of an epoch has 10 samples"),
+        (Run(samples=10, steps=6, options={"global_batch": 4}), "the last step leaves ranks without a sample"),
+        (Run(samples=3, steps=4, options={"global_batch": 4}), "there are more ranks than samples"),
+        (Run(samples=1, steps=3, options={"global_batch": 4}), "there is one sample"),
+        (Run(samples=58, steps=5, options={"global_batch": 24}, loader={"drop_last": True}), "the rest is dropped"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_samples_that_cannot_be_cut_evenly_give_the_same_bytes(run, why):
+    shuffled = replace(run, loader={"shuffle": True, **run.loader})
+    expected = trained(replace(shuffled, split=Split(1, 1, 1)))
+    for split in (Split(3, 1, 2), Split(4, 1, 1)):
+        assert_same_training(trained(replace(shuffled, split=split)), expected)
+
+
+class Tokens(Network):
+    """A sample is a sequence: the mean runs over samples times places; linear layers see three dimensions."""
+
+    def training_step(self, batch, batch_idx):
+        x, y = batch
+        x = torch.stack([x, x * 0.5, x - 1.0], dim=1)
+        logits = self.output(F.relu(self.hidden(x), inplace=True))
+        return F.cross_entropy(logits.reshape(-1, logits.shape[-1]), torch.stack([y, y, y], dim=1).reshape(-1))
+
+
+class TwoLosses(Network):
+    """Two heads on tied weights, one of them scaled; means added in place."""
+
+    def training_step(self, batch, batch_idx):
+        x, y = batch
+        h = F.relu(self.hidden(x))
+        h = h + F.relu(F.linear(h, F.relu(self.hidden(x)).detach()[:0].new_zeros(0, h.shape[1]).new_ones(h.shape[1], h.shape[1])))
+        loss = 0
+        for scale in (1.0, 0.3):
+            loss += F.cross_entropy(self.output(h), y) * scale
+        return loss
+
+
+@pytest.mark.parametrize("build", [Tokens, TwoLosses])
+def test_sequences_and_sums_of_losses_give_the_same_bytes(build):
+    expected = trained(Run(build=build, steps=8))
+    for split in (Split(2, 4, 3), Split(3, 8, 1)):
+        assert_same_training(trained(Run(build=build, split=split, steps=8)), expected)
