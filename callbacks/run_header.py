@@ -48,7 +48,7 @@ def environment(trainer: Any) -> dict[str, Any]:
     """Where and with what the run was made, as observed."""
     return {
         "device": str(trainer.strategy.root_device),
-        "processor": platform.processor() or platform.machine(),
+        "processor": _processor(),
         "world_size": trainer.world_size,
         "accumulate": trainer.accumulate_grad_batches,
         "threads": torch.get_num_threads(),
@@ -99,6 +99,15 @@ def _plain(value: Any) -> Any:
     if isinstance(value, (tuple, list)):
         return [_plain(item) for item in value]
     return value if isinstance(value, (bool, int, str, type(None))) else str(value)
+
+
+def _processor() -> str:
+    """The processor's model where the system tells it, else its architecture."""
+    try:
+        with open("/proc/cpuinfo") as lines:
+            return next(line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    except (OSError, StopIteration):
+        return platform.processor() or platform.machine()
 
 
 def _version(package: str) -> str | None:

@@ -19,6 +19,11 @@ from det_lightning.replay.group import Group, worker_group
 
 EXPECTED_DIGEST = "6b74394665ebea23c0b3d254a614ac3aaa7f91fc828e2692a221feaaad1de8ab"
 DEFAULT_PICTURE = "det-lightning-demo.png"
+_INTRODUCTION = """
+A small network learns 1,797 handwritten digits. Each row is the same training: same first weights, same images in
+every step, same learning rate. Only the split changes: how many processes share a step, and in how many micro-batches
+each works through its part. Nothing in the mathematics depends on the split.
+"""
 _SPLITS = [(world_size, accumulate) for world_size in (1, 2, 4) for accumulate in (1, 2)]
 _ARRANGEMENT = 7
 _MOST_RANKS = 16
@@ -65,8 +70,10 @@ def main(
             result, found = find_planted_fault(group, Path(scratch), out)
             results = [result]
         else:
+            out.print(_INTRODUCTION)
             results = _run_all(group, plans, progress)
             report.print_table(results, out)
+            report.print_verdicts(results, out)
         if impostor is not None:
             wrong, weights = wrong_first_weights()
             out.print(

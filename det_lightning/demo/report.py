@@ -36,6 +36,15 @@ def print_table(results: list[RunResult], out: Console) -> None:
     Console(file=out.file, width=max(out.width, 120), highlight=False).print(table)
 
 
+def print_verdicts(results: list[RunResult], out: Console) -> None:
+    """One line a strategy: how many of the other splits end in other weights."""
+    for strategy in dict.fromkeys(result.plan.strategy for result in results):
+        first, *others = [result for result in results if result.plan.strategy == strategy]
+        different = sum(other.digest != first.digest for other in others)
+        if others:
+            out.print(f"{_TITLES[strategy]}: {different} of {len(others)} other splits end in other weights")
+
+
 def _reference(results: list[RunResult]) -> tuple[str, str, str]:
     return ("(reference)" if len(results) > 1 else "-", "", "")
 

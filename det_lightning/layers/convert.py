@@ -8,7 +8,7 @@ from det_lightning.layers.linear import DetLinear
 SWAPS: dict[type[nn.Module], type[nn.Module]] = {nn.Linear: DetLinear}
 
 # Modules of torch.nn whose forward is made of covered calls, or which compute nothing.
-_COVERED = {
+COVERED = {
     DetLinear,
     nn.Sequential,
     nn.ModuleList,
@@ -37,7 +37,7 @@ def convert(model: nn.Module) -> dict[str, type[nn.Module]]:
         f"  {path or '(the model itself)'}: {type(module).__name__}"
         for path, module in model.named_modules()
         if type(module).__module__.startswith("torch.nn.modules.")
-        and type(module) not in _COVERED
+        and type(module) not in COVERED
         and type(module) not in SWAPS
     ]
     if refused:
@@ -45,7 +45,7 @@ def convert(model: nn.Module) -> dict[str, type[nn.Module]]:
             'strategy="det" has no arithmetic contract for these modules:\n'
             + "\n".join(refused)
             + "\nReplace them by covered ones ("
-            + ", ".join(sorted(cls.__name__ for cls in {*SWAPS, *_COVERED} - {DetLinear}))
+            + ", ".join(sorted(cls.__name__ for cls in {*SWAPS, *COVERED} - {DetLinear}))
             + '), or train with another strategy, e.g. strategy="ddp".'
         )
     for name, parameter in model.named_parameters():

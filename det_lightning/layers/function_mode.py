@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from det_lightning.errors import UncoveredError
+from det_lightning.errors import DetError, UncoveredError
 from det_lightning.layers.loss_terms import LossTerms
 from det_lightning.ops import activation, linear, loss
 
@@ -36,6 +36,7 @@ _RANDOM = frozenset(
     """rand randn randint randperm rand_like randn_like randint_like bernoulli multinomial normal poisson uniform random
     exponential geometric cauchy log_normal dropout alpha_dropout feature_dropout rrelu""".split()
 )
+_HOOKS = frozenset("register_hook register_post_accumulate_grad_hook".split())
 _INPLACE_RELU = (F.relu_, torch.relu_, Tensor.relu_)
 _RELU = (F.relu, torch.relu, Tensor.relu, activation.relu)
 _MEAN = (torch.mean, Tensor.mean)
@@ -80,7 +81,12 @@ class FunctionMode(TorchFunctionMode):
             return func(*args, **kwargs)
         replacement = self._replacements.get(func)
         if replacement is not None:
-            return replacement(*args, **kwargs)
+            try:
+                return replacement(*args, **kwargs)
+            except DetError:
+                if self.strict:
+                    raise
+                return func(*args, **kwargs)
         if not self.strict:
             return func(*args, **kwargs)
         name = _name_of(func)
@@ -90,9 +96,14 @@ class FunctionMode(TorchFunctionMode):
             raise self.refusal(f"the random call {name}", "Draw random values in the data set, from the sample's index.")
         if name == "backward":
             raise self.refusal("backward", "Return the loss from training_step; the strategy runs backward itself.")
+        if name in _HOOKS:
+            raise self.refusal(
+                name, "A hook would change gradients before the exact sum; change .grad in on_before_optimizer_step."
+            )
+        means = self.terms.among(operands) if with_gradient else {}  # now: an operation in place replaces grad_fn
         result = func(*args, **kwargs)
-        if any(isinstance(value, Tensor) and value.is_floating_point() for value in _flatten(result)):
-            if not (with_gradient and self.terms.record(name, func, args, kwargs, result)):
+        if name == "setitem" or any(isinstance(v, Tensor) and v.is_floating_point() for v in _flatten(result)):
+            if not (means and self.terms.record(name, func, args, kwargs, means, result)):
                 self._check(name, operands, with_gradient, args, kwargs, result)
         return result
 
@@ -102,6 +113,8 @@ class FunctionMode(TorchFunctionMode):
         if name in _MOVES or (name in _MOVES_WITHOUT_GRADIENT and not with_gradient):
             return
         if name == "getitem" and _is_basic_index(args[1]):
+            return
+        if name == "setitem" and _is_basic_index(args[1]) and args[0][args[1]].shape == getattr(args[2], "shape", ()):
             return
         if name in _IEEE:
             if kwargs.get("alpha", 1) != 1 or kwargs.get("rounding_mode") is not None:

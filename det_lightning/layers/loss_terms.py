@@ -6,6 +6,7 @@ linear in its means, and if all of them divide by the same count.
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -13,7 +14,8 @@ from torch import Tensor
 from det_lightning.errors import UncoveredError
 
 MOST_MEANS = 4
-_IDENTITIES = frozenset("clone squeeze view reshape contiguous positive alias".split())
+_OWN_FUNCTIONS = f"{__name__.partition('.')[0]}.ops."
+_IDENTITIES = frozenset("clone squeeze view reshape contiguous positive alias float double to type".split())
 _COMMUTATIVE = frozenset("mul rmul multiply".split())
 _SCALINGS = _COMMUTATIVE | frozenset("imul div truediv itruediv true_divide neg".split())
 _ADDITIONS = frozenset("add radd iadd sub isub rsub subtract".split())
@@ -35,6 +37,7 @@ class LossTerms:
 
     def __init__(self):
         self.values: list[Tensor] = []
+        self._means: list[Any] = []  # per mean its autograd node
         self._terms: dict[object, _Term] = {}  # autograd node -> term; the node's identity is the key
 
     def record_mean(self, mean: Tensor, values: Tensor) -> None:
@@ -45,20 +48,32 @@ class LossTerms:
         if place == MOST_MEANS:
             raise UncoveredError(f"a loss may be made of at most {MOST_MEANS} means; training_step computes more")
         self.values.append(values.detach())
+        self._means.append(mean.grad_fn)
         self._terms[mean.grad_fn] = _Term(values.numel(), frozenset([place]), lambda means: means[place])
 
-    def record(self, name: str, func: Callable, args: tuple, kwargs: dict, result: Tensor) -> bool:
+    def among(self, operands: list[Tensor]) -> dict[int, _Term]:
+        """The means among the operands of a call, by identity of the tensor; to be asked before the call."""
+        return {id(value): term for value in operands if (term := self._term(value))}
+
+    def record(
+        self, name: str, func: Callable, args: tuple, kwargs: dict, means: dict[int, _Term], result: Any
+    ) -> bool:
         """Records `result = func(*args, **kwargs)` if it is a function of means: one scaled by a number, two added.
 
+        Args:
+            means: those among the operands, from `among`.
+
         Returns:
-            False if no mean is among the operands, or the result carries no gradient.
+            False if the result carries no gradient.
 
         Raises:
             UncoveredError: a mean enters an operation in which the loss would not be linear in it.
         """
-        terms = [self._term(value) for value in args]
-        if not any(terms) or not result.requires_grad:
+        if isinstance(result, Tensor) and not result.requires_grad:
             return False
+        terms = [means.get(id(value)) for value in args]
+        if not any(terms) or not isinstance(result, Tensor):
+            raise _nonlinear(name)
         numbers = [isinstance(value, (int, float)) for value in args]
         counts = {term.count for term in terms if term}
         if len(counts) > 1:
@@ -70,14 +85,14 @@ class LossTerms:
         moved = name in _IDENTITIES and terms[0]
         scaled = plain and name in _SCALINGS and sum(map(bool, terms)) == 1
         scaled = scaled and (terms[0] or name in _COMMUTATIVE)
-        added = plain and name in _ADDITIONS and (all(terms) or 0 in args)
+        added = plain and name in _ADDITIONS
         if not (moved or scaled or added):
             raise _nonlinear(name)
         pairs = list(zip(terms, args, strict=True))
         self._terms[result.grad_fn] = _Term(
             counts.pop(),
             frozenset().union(*(term.places for term in terms if term)),
-            lambda means: func(*(term.evaluate(means) if term else value for term, value in pairs), **kwargs),
+            lambda means: func(*(term.evaluate(means).clone() if term else v for term, v in pairs), **kwargs),
         )
         return True
 
@@ -101,9 +116,29 @@ class LossTerms:
                 "det_lightning.exact_mean(per_item_losses), times constants, or a sum of them."
             )
         places = sorted(term.places)
+        self._check_below([self._means[place] for place in places])
         return [self.values[place] for place in places], lambda means: term.evaluate(
             dict(zip(places, means, strict=True))
         )
+
+    def _check_below(self, means: list[Any]) -> None:
+        """Walks the graph from the means of the loss to its leaves."""
+        seen, waiting = set(means), list(means)
+        while waiting:
+            node = waiting.pop()
+            for below, _ in node.next_functions:
+                if below in self._terms:
+                    raise _nonlinear(node.name().removesuffix("Backward0"))
+                if below is None or below in seen:
+                    continue
+                function = getattr(type(below), "_forward_cls", None)
+                if function is not None and not function.__module__.startswith(_OWN_FUNCTIONS):
+                    raise UncoveredError(
+                        f"{function.__module__}.{function.__qualname__} is an autograd function with a backward pass "
+                        f"of its own, which has no arithmetic contract. Write it with covered operations."
+                    )
+                seen.add(below)
+                waiting.append(below)
 
     def _term(self, value: object) -> _Term | None:
         if isinstance(value, Tensor) and value.grad_fn is not None and torch.is_grad_enabled():

@@ -27,26 +27,23 @@ class _Linear(torch.autograd.Function):
     def forward(ctx, x, weight, bias, sink):
         ctx.save_for_backward(x, weight)
         ctx.bias, ctx.sink = bias, sink
-        rows = x.reshape(-1, x.shape[-1])
-        return det_gemm(rows, weight, bias, dtype=x.dtype).reshape(*x.shape[:-1], weight.shape[0])
+        return det_gemm(x, weight, bias, dtype=x.dtype)
 
     @staticmethod
     @once_differentiable
-    def backward(ctx, gradient):
+    def backward(ctx, upstream):
         x, weight = ctx.saved_tensors
-        rows = x.reshape(-1, x.shape[-1])
-        upstream = gradient.reshape(-1, weight.shape[0])
         needs_x, needs_weight, needs_bias, _ = ctx.needs_input_grad
-        grad_x = det_gemm(upstream, weight.t(), dtype=x.dtype).reshape(x.shape) if needs_x else None
+        grad_x = det_gemm(upstream, weight.t(), dtype=x.dtype) if needs_x else None
         grad_weight = grad_bias = None
         if ctx.sink is None:
             if needs_weight:
-                grad_weight = det_gemm(upstream.t(), rows.t(), dtype=weight.dtype)
+                grad_weight = det_gemm(upstream.t(), x.t(), dtype=weight.dtype)
             if needs_bias:
                 grad_bias = det_sum(upstream, dim=0, dtype=ctx.bias.dtype)
         else:
             if needs_weight and (digits := ctx.sink.digits(weight)) is not None:
-                add_gemm_digits(digits, upstream.t(), rows.t())
+                add_gemm_digits(digits, upstream.t(), x.t())
             if needs_bias and (digits := ctx.sink.digits(ctx.bias)) is not None:
                 add_sum_digits(digits, upstream, dim=0)
         return grad_x, grad_weight, grad_bias, None
@@ -77,4 +74,6 @@ def linear(
         )
     if bias is not None and bias.shape != weight.shape[:1]:
         raise InputError(f"linear needs a bias of shape [{weight.shape[0]}], got {tuple(bias.shape)}")
-    return _Linear.apply(x, weight, bias, sink)
+    # The rows are made outside the function: an in-place operation may not touch a view that was made inside one.
+    rows = x.reshape(x.shape[:-1].numel(), x.shape[-1])
+    return _Linear.apply(rows, weight, bias, sink).reshape(*x.shape[:-1], weight.shape[0])

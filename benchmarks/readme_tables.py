@@ -1,0 +1,114 @@
+"""Writes the generated parts of README.md from benchmarks/results/ and from the code's own tables.
+
+`python benchmarks/readme_tables.py` rewrites them; with `--check` it only says whether they are up to date (exit code 1).
+"""
+
+import json
+import re
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT))
+RESULTS = ROOT / "benchmarks" / "results"
+
+
+def load(name: str) -> dict:
+    return json.loads((RESULTS / name).read_text())
+
+
+def origin(result: dict) -> str:
+    """One line that says where figures come from."""
+    versions = ", ".join(f"{name} {number}" for name, number in result["versions"].items())
+    driver = f", driver {result['driver']}" if "driver" in result else ""
+    return f"{result['device']}{driver}, {result['date'][:10]}, commit {result['commit']}; {versions}"
+
+
+def failure() -> str:
+    return (
+        "![Loss curves of one training under ddp and det, and how far other splits are from the first]"
+        "(docs/demo.png)\n\n*Left: the same training under both strategies. Right: how far five other splits of each are "
+        "from the first, step by step. Drawn by `det-lightning demo`.*"
+    )
+
+
+def demo() -> str:
+    result = load("demo-cpu.json")
+    lines = [line.rstrip() for line in result["full"]["output"] if not line.startswith("picture")]
+    digest = lines[-1].split()[-1]
+    return (
+        f"`det-lightning demo` trains the network in twelve ways and ends with the SHA-256 of the weights that it expects "
+        f"on every machine:\n\n`{digest}`\n\n"
+        + block(lines)
+        + f"\n\n<sub>{result['full']['seconds']:.0f} s. {origin(result)}</sub>\n\n"
+        + "Your own split, with the weights in a file that `sha256sum` agrees on, and an impostor that sums in float64:\n\n"
+        + "```bash\ndet-lightning demo --world 3 --micro 5 --threads 7 --order shuffled --export weights.f32\n"
+        + "det-lightning demo --impostor float64    # ends in other weights, exit code 1\n```"
+    )
+
+
+def bisect() -> str:
+    result = load("demo-cpu.json")
+    return (
+        "`det-lightning demo --flip secret` flips one bit of one weight at a place that is drawn in another process, and "
+        "finds it from the two ledgers:\n\n" + block(result["flip"]["output"]) + f"\n\n<sub>{origin(result)}</sub>"
+    )
+
+
+def measurements() -> str:
+    parts = []
+    if (RESULTS / "cpu-arithmetic.json").exists():
+        result = load("cpu-arithmetic.json")
+        rows = [f"| {row['work']} | {row['ratio']:.1f} | {row['against']} |" for row in result["rows"]]
+        parts.append(
+            "Exact arithmetic on the CPU, time as a multiple of the stock operation in the same process (medians):\n\n"
+            "| work | ratio | against |\n|---|---|---|\n" + "\n".join(rows) + f"\n\n<sub>{origin(result)}</sub>"
+        )
+    result = load("kernels-h200.json")
+    parts.append(
+        f"CUDA kernels (first version, long accumulators, not yet called by the operations): "
+        f"{result['tests']['passed']} tests passed, {len(result['tests']['not_passed'])} did not; "
+        f"every byte equals the CPU's.\n\n<sub>{origin(result)}</sub>"
+    )
+    return "\n\n".join(parts)
+
+
+def coverage() -> str:
+    from det_lightning.layers import convert
+    from det_lightning.optim.stepping import STEPS
+
+    modules = sorted({cls.__name__ for cls in {*convert.SWAPS, *convert.COVERED}} - {"DetLinear"})
+    functions = "`F.linear`, `relu`, `F.cross_entropy`, `.mean()`, `det_lightning.exact_mean`, `+ - * /`, casts and views"
+    optimizers = ", ".join(f"`{cls.__name__}`" for cls in STEPS)
+    return (
+        "| covered in this version | |\n|---|---|\n"
+        f"| modules of `torch.nn` | {', '.join(f'`{name}`' for name in modules)} |\n"
+        f"| calls in `training_step` | {functions} |\n"
+        f"| optimizers, by exact type | {optimizers}, with any learning rate schedule, clipping by norm or value |\n"
+        "| precision | `32-true` |\n"
+        "| data | one map-style `DataLoader`, shuffled or not, any length; mid-epoch resume at any split |\n"
+        "| launchers | popen, spawn, fork, torchrun |"
+    )
+
+
+def block(lines: list[str]) -> str:
+    return "```text\n" + "\n".join(line.rstrip() for line in lines) + "\n```"
+
+
+PARTS = {"failure": failure, "demo": demo, "bisect": bisect, "measurements": measurements, "coverage": coverage}
+
+
+def main() -> int:
+    path = ROOT / "README.md"
+    before = text = path.read_text()
+    for name, make in PARTS.items():
+        pattern = re.compile(rf"(<!-- generated: {name} -->\n).*?(<!-- end generated -->)", re.DOTALL)
+        text = pattern.sub(lambda found, body=make(): f"{found[1]}{body}\n{found[2]}", text)
+    if "--check" in sys.argv:
+        return int(text != before)
+    path.write_text(text)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
