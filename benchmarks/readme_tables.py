@@ -78,7 +78,9 @@ def coverage() -> str:
     from det_lightning.optim.stepping import STEPS
 
     modules = sorted({cls.__name__ for cls in {*convert.SWAPS, *convert.COVERED}} - {"DetLinear"})
-    functions = "`F.linear`, `relu`, `F.cross_entropy`, `.mean()`, `det_lightning.exact_mean`, `+ - * /`, casts and views"
+    functions = (
+        "`F.linear`, `relu`, `F.cross_entropy`, `.mean()`, `det_lightning.exact_mean`, `+ - * /`, casts and views"
+    )
     optimizers = ", ".join(f"`{cls.__name__}`" for cls in STEPS)
     return (
         "| covered in this version | |\n|---|---|\n"
@@ -103,7 +105,8 @@ def main() -> int:
     before = text = path.read_text()
     for name, make in PARTS.items():
         pattern = re.compile(rf"(<!-- generated: {name} -->\n).*?(<!-- end generated -->)", re.DOTALL)
-        text = pattern.sub(lambda found, body=make(): f"{found[1]}{body}\n{found[2]}", text)
+        body = make()
+        text = pattern.sub(lambda found, body=body: f"{found[1]}{body}\n{found[2]}", text)
     if "--check" in sys.argv:
         return int(text != before)
     path.write_text(text)

@@ -39,7 +39,9 @@ def processor() -> str:
     lines = Path("/proc/cpuinfo").read_text().splitlines()
     field = {key.strip(): value.strip() for key, _, value in (line.partition(":") for line in lines)}
     wide = [flag for flag in ("avx2", "avx512f", "avx512_vnni", "amx_int8") if flag in field.get("flags", "").split()]
-    model = f"{field.get('model name', platform.machine())} (family {field.get('cpu family')}, model {field.get('model')})"
+    model = (
+        f"{field.get('model name', platform.machine())} (family {field.get('cpu family')}, model {field.get('model')})"
+    )
     return f"{model}, {len(os.sched_getaffinity(0))} cores, {' '.join(wide)}"
 
 

@@ -1,8 +1,8 @@
 """Flips a chosen bit of a chosen weight after a chosen step: a drill for `bisect` and for guards against corruption."""
 
 import torch
-
 from det_lightning.callbacks.lightning_namespace import Callback
+
 from det_lightning.errors import InputError
 
 

@@ -64,9 +64,7 @@ def environment(trainer: Any) -> dict[str, Any]:
 
 def model_digest(module: torch.nn.Module, swapped: dict[str, type]) -> str:
     """BLAKE3 of the module paths with their classes and of the parameters' names, shapes, dtypes and freezing."""
-    classes = {
-        path: swapped.get(path, type(child)).__qualname__ for path, child in module.named_modules() if path
-    }
+    classes = {path: swapped.get(path, type(child)).__qualname__ for path, child in module.named_modules() if path}
     parameters = {
         name: [list(parameter.shape), str(parameter.dtype), parameter.requires_grad]
         for name, parameter in module.named_parameters()

@@ -9,9 +9,9 @@ from warnings import warn
 import numpy as np
 import torch
 from blake3 import blake3
-
 from det_lightning.callbacks.lightning_namespace import Callback
 from det_lightning.callbacks.run_header import environment, recipe
+
 from det_lightning.errors import InputError
 from det_lightning.ledger.digest import tensor_digest
 from det_lightning.ledger.record import KINDS, float_bits

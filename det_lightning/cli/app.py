@@ -56,14 +56,16 @@ def _options(
 
 @app.command()
 def demo(
-    world: Annotated[int | None, typer.Option(min=1, metavar="N", help="World size of the second run.")] = None,
-    micro: Annotated[int | None, typer.Option(min=1, metavar="N", help="Micro-batch size of the second run.")] = None,
-    threads: Annotated[int | None, typer.Option(min=1, metavar="N", help="Threads of the second run.")] = None,
-    order: Annotated[Literal["natural", "shuffled"], typer.Option(help="Order of its addition.")] = "natural",
-    impostor: Annotated[Literal["float64"] | None, typer.Option(help="Add with rounding instead.")] = None,
-    flip: Annotated[str | None, typer.Option(metavar="secret", help="Flip a bit and find it.")] = None,
-    export: Annotated[str | None, typer.Option(metavar="FILE", help="Write what was measured.")] = None,
-    picture: Annotated[str | None, typer.Option(metavar="FILE", help="Draw the two runs.")] = None,
+    world: Annotated[int | None, typer.Option(min=1, max=16, metavar="N", help="Your own split: how many processes.")] = None,
+    micro: Annotated[int | None, typer.Option(min=1, max=64, metavar="N", help="Most samples of a micro-batch.")] = None,
+    threads: Annotated[int | None, typer.Option(min=1, max=256, metavar="N", help="Threads of each process.")] = None,
+    order: Annotated[
+        Literal["natural", "shuffled"], typer.Option(help="How the samples of a step are dealt to processes.")
+    ] = "natural",
+    impostor: Annotated[Literal["float64"] | None, typer.Option(help="Sum in float64 instead; seen to fail.")] = None,
+    flip: Annotated[Literal["secret"] | None, typer.Option(help="Flip a bit at a secret place and find it.")] = None,
+    export: Annotated[str | None, typer.Option(metavar="FILE", help="Write the final weights.")] = None,
+    picture: Annotated[str | None, typer.Option(metavar="FILE", help="Where the picture is saved.")] = None,
 ) -> int:
     """Show on this machine what the product promises."""
     from det_lightning.demo import main

@@ -27,12 +27,8 @@ class Secret:
 
 def draw_secret(sizes: dict[str, int], steps: int, seal: Path) -> Secret:
     """Draws a place uniformly over steps, elements and bits with the system's randomness, and writes it to `seal`."""
-    place = secrets.randbelow(sum(sizes.values()))
-    for parameter, size in sizes.items():
-        if place < size:
-            break
-        place -= size
-    secret = Secret(1 + secrets.randbelow(steps), parameter, place, secrets.randbelow(32), secrets.token_hex(16))
+    places = [(parameter, index) for parameter, size in sizes.items() for index in range(size)]
+    secret = Secret(1 + secrets.randbelow(steps), *secrets.choice(places), secrets.randbelow(32), secrets.token_hex(16))
     seal.write_text(json.dumps(asdict(secret), sort_keys=True))
     return secret
 

@@ -54,7 +54,6 @@ class SampleOrder:
         """int64 [n]: data set indices of one step by position; n <= global_batch."""
         return self.epoch(epoch)[step * self.global_batch : (step + 1) * self.global_batch]
 
-
     def arranged(self, indices: np.ndarray, step: int) -> np.ndarray:
         """The samples of a step in the order in which they are cut."""
         if self.arrangement is None:

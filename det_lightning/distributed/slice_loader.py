@@ -146,7 +146,7 @@ def check_loader(loader: DataLoader) -> None:
     if sampler.replacement or sampler.num_samples != len(loader.dataset):
         raise InputError(
             f"the RandomSampler draws {sampler.num_samples} of {len(loader.dataset)} samples"
-            f"{' with replacement' if sampler.replacement else ''}; strategy=\"det\" takes each sample once an epoch. "
+            f'{" with replacement" if sampler.replacement else ""}; strategy="det" takes each sample once an epoch. '
             f"Use shuffle=True."
         )
 

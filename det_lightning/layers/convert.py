@@ -48,18 +48,29 @@ def convert(model: nn.Module) -> dict[str, type[nn.Module]]:
             + ", ".join(sorted(cls.__name__ for cls in {*SWAPS, *COVERED} - {DetLinear}))
             + '), or train with another strategy, e.g. strategy="ddp".'
         )
-    for name, parameter in model.named_parameters():
-        if parameter._backward_hooks or getattr(parameter, "_post_accumulate_grad_hooks", None):
-            raise UncoveredError(
-                f"the parameter {name} has a gradient hook. Under strategy=\"det\" its gradient exists only after the "
-                f"exact sum over all ranks: remove the hook and read or change .grad in on_before_optimizer_step."
-            )
+    refuse_hooks(model)
     swapped = {}
     for path, module in model.named_modules():
         if type(module) in SWAPS:
             swapped[path] = type(module)
             module.__class__ = SWAPS[type(module)]
     return swapped
+
+
+def refuse_hooks(model: nn.Module) -> None:
+    """Raises UncoveredError if a parameter or a module has a hook that sees or changes gradients in backward."""
+    for name, parameter in model.named_parameters():
+        if parameter._backward_hooks or getattr(parameter, "_post_accumulate_grad_hooks", None):
+            raise UncoveredError(
+                f"the parameter {name} has a gradient hook. Under strategy=\"det\" its gradient exists only after the "
+                f"exact sum over all ranks: remove the hook and read or change .grad in on_before_optimizer_step."
+            )
+    for path, module in model.named_modules():
+        if module._backward_hooks or module._backward_pre_hooks:
+            raise UncoveredError(
+                f"the module {path or '(the model itself)'} has a backward hook, which may change gradients before the "
+                f"exact sum; remove it."
+            )
 
 
 def restore(model: nn.Module, swapped: dict[str, type[nn.Module]]) -> None:

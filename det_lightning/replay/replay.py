@@ -86,14 +86,16 @@ def tensors_at(path: str | Path, step: int, kind: str = "weights", entry: str | 
         with LedgerReader(plan.out) as candidate:
             result = _compare(reference, candidate, None)
     if not result.matched:
-        raise LedgerError(f"replaying {path} leaves its record at step {result.first.step}, before step {step} was reached")
+        raise LedgerError(
+            f"replaying {path} leaves its record at step {result.first.step}, before step {step} was reached"
+        )
     return weights
 
 
 def _plan(reference, start, stop, world, accumulate, entry, out) -> ReplayPlan:
     if reference.recipe.get("arithmetic") != "det" or not reference.recipe.get("data"):
         raise LedgerError(
-            f"{reference.path} was recorded under {reference.recipe.get('arithmetic')!r}; only runs of strategy=\"det\" "
+            f'{reference.path} was recorded under {reference.recipe.get("arithmetic")!r}; only runs of strategy="det" '
             f"can be replayed to the same bits"
         )
     first, last = reference.first_step, reference.last_step

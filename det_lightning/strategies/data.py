@@ -73,6 +73,21 @@ class TrainingData:
         return self._loader
 
 
+def check_fetching(trainer: Any) -> None:
+    """Raises UncoveredError unless one loader hands training_step one batch at a time."""
+    loaders = trainer.fit_loop._combined_loader.flattened
+    if len(loaders) != 1:
+        raise UncoveredError(
+            f'strategy="det" trains on one DataLoader, got {len(loaders)}. Join the data sets in one, for example with '
+            f"torch.utils.data.ConcatDataset or StackDataset."
+        )
+    if type(trainer.fit_loop._data_fetcher).__name__ == "_DataLoaderIterDataFetcher":
+        raise UncoveredError(
+            'training_step(dataloader_iter) takes batches by itself, so strategy="det" cannot tell which samples a step '
+            "holds. Write training_step(batch, batch_idx)."
+        )
+
+
 def evaluation_loader(loader: object, *, world_size: int, rank: int) -> object:
     """Each sample exactly once over all ranks; a rank without samples gets the batch's first with weight zero."""
     if not isinstance(loader, DataLoader):

@@ -23,7 +23,7 @@ class DetPrecisionMixin:
         """Forward, backward, hooks and clipping as Lightning does them, then our sequence instead of `.step()`."""
         if kwargs:
             raise UncoveredError(
-                f"optimizer.step() was called with {', '.join(sorted(kwargs))}; strategy=\"det\" steps without arguments"
+                f'optimizer.step() was called with {", ".join(sorted(kwargs))}; strategy="det" steps without arguments'
             )
         self.clip = None
         result = self._wrap_closure(model, optimizer, closure)

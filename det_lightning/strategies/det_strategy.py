@@ -14,19 +14,22 @@ from typing import Any, Literal
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.autograd.graph import disable_saved_tensors_hooks
 
 from det_lightning.distributed.metric_reduce import reduce_metric
 from det_lightning.distributed.reducer import GradientReducer
 from det_lightning.distributed.sample_order import Slice
 from det_lightning.errors import InputError, UncoveredError
-from det_lightning.layers.convert import convert, restore
+from det_lightning.layers.convert import convert, refuse_hooks, restore
 from det_lightning.layers.function_mode import FunctionMode
 from det_lightning.layers.loss_terms import MOST_MEANS, LossTerms
 from det_lightning.optim.stepping import check_optimizer
 from det_lightning.strategies import resume
-from det_lightning.strategies.data import TrainingData, evaluation_loader
+from det_lightning.strategies.data import TrainingData, check_fetching, evaluation_loader
+from det_lightning.strategies.stand_in import surroundings
 
 ARITHMETIC = "det"
+_NO_HOOKS = 'strategy="det" does not cover activation checkpointing and other hooks on saved tensors; remove them.'
 
 
 @dataclass(frozen=True)
@@ -93,6 +96,7 @@ class DetStrategyMixin:
         self._loss: Tensor | None = None
         self._evaluate_loss = None
         self._resumed: resume.Stamp | None = None
+        self._connector = self._own_sampler = None
 
     # Set-up
 
@@ -101,7 +105,8 @@ class DetStrategyMixin:
         _check_subnormals()
         if trainer.state.fn.value != "predict":
             # Lightning would replace the user's order before process_dataloader sees it.
-            trainer._accelerator_connector.use_distributed_sampler = False
+            self._connector = trainer._accelerator_connector
+            self._connector.use_distributed_sampler, self._own_sampler = False, self._connector.use_distributed_sampler
         self._swapped = convert(self.model)
         super().setup(trainer)
 
@@ -118,6 +123,8 @@ class DetStrategyMixin:
 
     def on_train_start(self) -> None:
         super().on_train_start()
+        refuse_hooks(self.lightning_module)  # callbacks may have added some since setup
+        check_fetching(self.lightning_module.trainer)
         self._reducer = GradientReducer(self.lightning_module.named_parameters(), means=MOST_MEANS)
         self._pending = 0
 
@@ -125,7 +132,9 @@ class DetStrategyMixin:
         if self._swapped and self.lightning_module is not None:
             restore(self.lightning_module, self._swapped)
             self._swapped = {}
-        self._reducer = self._loss = self._evaluate_loss = None
+        self._reducer = self._loss = self._evaluate_loss = self._resumed = None
+        if self._connector is not None:
+            self._connector.use_distributed_sampler, self._connector = self._own_sampler, None
         super().teardown()
 
     def process_dataloader(self, dataloader: object) -> object:
@@ -148,11 +157,9 @@ class DetStrategyMixin:
     def training_step(self, *args: Any, **kwargs: Any) -> Any:
         here = self.training_data.current
         self._reducer.weightless = here.empty
-        if here.empty:
-            self.lightning_module.trainer.fit_loop._results.batch_size = 0  # what is logged gets weight zero
         terms = LossTerms()
         mode = FunctionMode(self.lightning_module, sink=self._reducer, terms=terms, strict=True)
-        with mode, _logging_outside(self.lightning_module, mode):
+        with surroundings(self.lightning_module, mode, weightless=here.empty), disable_saved_tensors_hooks(_NO_HOOKS):
             output = super().training_step(*args, **kwargs)
         loss = output.get("loss") if isinstance(output, Mapping) else output
         if not isinstance(loss, Tensor):
@@ -220,9 +227,8 @@ class DetStrategyMixin:
         loop = self.lightning_module.trainer._active_loop
         loader = loop._combined_loader.flattened[args[2] if len(args) > 2 else 0]
         here = getattr(loader, "current", None)
-        if here is not None and here.empty:
-            loop._results.batch_size = 0
-        with FunctionMode(self.lightning_module, sink=None, terms=LossTerms(), strict=False):
+        mode = FunctionMode(self.lightning_module, sink=None, terms=LossTerms(), strict=False)
+        with surroundings(self.lightning_module, mode, weightless=here is not None and here.empty):
             yield
 
     def reduce(self, tensor: Any, group: Any = None, reduce_op: Any = "mean") -> Any:
@@ -253,22 +259,6 @@ class DetStrategyMixin:
         if trainer.state.fn.value == "fit":
             self._resumed = resume.take_over(checkpoint, trainer.accumulate_grad_batches)
         return checkpoint
-
-
-@contextmanager
-def _logging_outside(module: Any, mode: FunctionMode) -> Iterator[None]:
-    """`self.log` only looks at values: what Lightning does with them is not part of the training."""
-    log = module.log
-
-    def log_outside(*args: Any, **kwargs: Any) -> None:
-        with mode.suspended():
-            log(*args, **kwargs)
-
-    module.__dict__["log"] = log_outside
-    try:
-        yield
-    finally:
-        del module.__dict__["log"]
 
 
 def _check_trainer(trainer, device: torch.device) -> None:

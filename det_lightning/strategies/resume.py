@@ -63,7 +63,7 @@ def take_over(checkpoint: dict[str, Any], accumulate: int) -> Stamp | None:
         if progress is not None and progress["current"]["ready"] and not progress["is_last_batch"]:
             raise InputError(
                 f"this checkpoint was saved within an epoch by another strategy (it has no {KEY!r} entry), so which "
-                f'samples are left cannot be known. Load its weights only, or save at the end of an epoch.'
+                f"samples are left cannot be known. Load its weights only, or save at the end of an epoch."
             )
         return None
     try:

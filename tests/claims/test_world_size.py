@@ -99,15 +99,13 @@ class Tokens(Network):
 
 
 class TwoLosses(Network):
-    """Two heads on tied weights, one of them scaled; means added in place."""
+    """The same weights used twice in a step; one loss is scaled, the other added in place."""
 
     def training_step(self, batch, batch_idx):
         x, y = batch
-        h = F.relu(self.hidden(x))
-        h = h + F.relu(F.linear(h, F.relu(self.hidden(x)).detach()[:0].new_zeros(0, h.shape[1]).new_ones(h.shape[1], h.shape[1])))
         loss = 0
         for scale in (1.0, 0.3):
-            loss += F.cross_entropy(self.output(h), y) * scale
+            loss += F.cross_entropy(self(x * scale), y) * scale
         return loss
 
 

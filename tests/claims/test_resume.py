@@ -1,0 +1,181 @@
+"""The promise: a run that is stopped and resumed, at any split, is the run that was never stopped."""
+
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+
+import pytest
+import torch
+
+from det_lightning.ledger.store import LedgerReader
+from tests.claims.processes import Failed, on_ranks
+from tests.claims.test_world_size import assert_same_training
+from tests.claims.trainings import Network, Run, Split, train
+
+STEPS_OF_AN_EPOCH = 5  # 58 samples, 12 a step: the last step of an epoch has 10
+SPLITS = {1: Split(1, 12, 1), 2: Split(2, 2, 3), 3: Split(3, 2, 2), 4: Split(4, 3, 1)}
+
+
+def by_step() -> Network:
+    return Network(schedule="step")
+
+
+def by_epoch() -> Network:
+    return Network(schedule="epoch")
+
+
+SHUFFLED = Run(
+    steps=24, samples=58, validation=9, build=by_step, loader={"shuffle": True}, options={"global_batch": 12, "seed": 9}
+)
+
+
+@cache
+def straight(run: str = "SHUFFLED"):
+    """Never stopped, with one rank."""
+    return outcome_of(replace(globals()[run], split=SPLITS[1]))
+
+
+def outcome_of(run: Run):
+    return on_ranks(run.split.world_size, train, run)[0]
+
+
+def assert_continues(resumed, expected, step: int) -> None:
+    """`resumed` went on from `step` of `expected`, byte for byte."""
+    tail = replace(
+        expected,
+        weights=expected.weights[step:],
+        losses=expected.losses[step:],
+        rates=expected.rates[step:],
+    )
+    assert_same_training(resumed, tail)
+    assert resumed.rates == tail.rates
+
+
+@pytest.mark.parametrize(("before", "after"), [(1, 3), (2, 2), (3, 4), (4, 1)])
+def test_a_run_stopped_within_an_epoch_goes_on_at_another_split(before, after, tmp_path):
+    checkpoint = tmp_path / "stopped.ckpt"
+    stopped = outcome_of(replace(SHUFFLED, split=SPLITS[before], steps=12, checkpoint=checkpoint))
+    assert stopped.weights == straight().weights[:13]
+    assert 12 % STEPS_OF_AN_EPOCH, "the stop is to be within an epoch"
+    assert_continues(outcome_of(replace(SHUFFLED, split=SPLITS[after], resume=checkpoint)), straight(), 12)
+
+
+@cache
+def saved_inside(folder: Path) -> Path:
+    """Checkpoints of a run that was not stopped, every 5 steps (the ends of its epochs) and every 4."""
+    for every in (4, STEPS_OF_AN_EPOCH):
+        outcome = outcome_of(
+            replace(SHUFFLED, split=SPLITS[2], checkpoint=folder / str(every) / "last.ckpt", save_every=every)
+        )
+        assert outcome.weights == straight().weights, "saving must not change the training"
+    return folder
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return tmp_path_factory.mktemp("saved")
+
+
+@pytest.mark.parametrize("split", [SPLITS[1], SPLITS[3], Split(2, 6, 1)], ids=str)
+@pytest.mark.parametrize(("every", "step"), [(4, 8), (5, 10)], ids=["within an epoch", "at an epoch's end"])
+def test_a_run_goes_on_from_what_modelcheckpoint_saved_inside_training(split, every, step, folder):
+    checkpoint = saved_inside(folder) / str(every) / f"step={step}.ckpt"
+    assert_continues(outcome_of(replace(SHUFFLED, split=split, resume=checkpoint)), straight(), step)
+
+
+def test_two_stops_in_one_epoch(tmp_path):
+    checkpoints = [None, tmp_path / "first.ckpt", tmp_path / "second.ckpt", None]
+    for ranks, steps, before, after in zip((2, 3, 1), (11, 13, 24), checkpoints, checkpoints[1:], strict=False):
+        outcome = outcome_of(replace(SHUFFLED, split=SPLITS[ranks], steps=steps, resume=before, checkpoint=after))
+    assert_continues(outcome, straight(), 13)
+
+
+BY_EPOCH = replace(SHUFFLED, build=by_epoch)
+
+
+@pytest.mark.parametrize("step", [12, 15])
+def test_a_schedule_by_epochs_goes_on(step, tmp_path):
+    checkpoint = tmp_path / "stopped.ckpt"
+    outcome_of(replace(BY_EPOCH, split=SPLITS[3], steps=step, checkpoint=checkpoint))
+    assert_continues(outcome_of(replace(BY_EPOCH, split=SPLITS[1], resume=checkpoint)), straight("BY_EPOCH"), step)
+    assert len(set(straight("BY_EPOCH").rates)) > 1
+
+
+def test_the_ledger_of_a_resumed_run_has_the_traces_of_the_run_that_was_not_stopped(tmp_path):
+    checkpoint = tmp_path / "stopped.ckpt"
+    outcome_of(replace(SHUFFLED, split=SPLITS[1], ledger=tmp_path / "straight"))
+    outcome_of(replace(SHUFFLED, split=SPLITS[2], steps=12, ledger=tmp_path / "stopped", checkpoint=checkpoint))
+    outcome_of(replace(SHUFFLED, split=SPLITS[3], ledger=tmp_path / "other", resume=checkpoint))
+    outcome_of(replace(SHUFFLED, split=SPLITS[4], ledger=tmp_path / "stopped", resume=checkpoint))
+    with (
+        LedgerReader(tmp_path / "straight") as reference,
+        LedgerReader(tmp_path / "other") as other,
+        LedgerReader(tmp_path / "stopped") as continued,
+    ):
+        assert continued.seams
+        assert other.first_step == 13
+        assert reference.last_step == other.last_step == continued.last_step == 24
+        for step in range(25):
+            assert continued.record(step).trace == reference.record(step).trace
+            assert step <= 12 or other.record(step).trace == reference.record(step).trace
+        assert continued.closed and other.closed
+        assert continued.verify_chain().sound and other.verify_chain().sound
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"split": Split(2, 5, 1), "options": {"seed": 9}}, "global_batch = 12, this run has 10"),
+        ({"options": {"global_batch": 12, "seed": 8}}, "seed = 9, this run has 8"),
+        ({"samples": 57}, "samples = 58, this run has 57"),
+        ({"loader": {"shuffle": False}}, "shuffle = True, this run has False"),
+        ({"loader": {"shuffle": True, "drop_last": True}}, "drop_last = False, this run has True"),
+    ],
+)
+def test_a_checkpoint_of_another_run_is_refused_with_both_values(change, said, folder):
+    checkpoint = saved_inside(folder) / "4" / "step=8.ckpt"
+    with pytest.raises(Failed) as failure:
+        outcome_of(replace(SHUFFLED, resume=checkpoint, **{"split": SPLITS[1], **change}))
+    assert failure.value.kind == "InputError"
+    assert said in failure.value.message
+
+
+def test_a_checkpoint_loads_with_weights_only(folder):
+    checkpoint = torch.load(saved_inside(folder) / "4" / "step=8.ckpt", weights_only=True)
+    assert checkpoint["det_lightning"]["global_batch"] == 12
+    assert checkpoint["global_step"] == 8
+
+
+class SavesWithinAStep(Network):
+    def on_train_batch_end(self, outputs, batch, batch_idx):
+        if batch_idx == 4:
+            self.trainer.save_checkpoint(self.trainer.default_root_dir + "/within.ckpt")
+
+
+def test_a_checkpoint_within_a_step_is_refused(tmp_path):
+    with pytest.raises(Failed, match="after 2 micro-batches of an unfinished optimizer step") as failure:
+        outcome_of(Run(split=Split(1, 8, 3), build=SavesWithinAStep, trainer={"default_root_dir": str(tmp_path)}))
+    assert failure.value.kind == "InputError"
+
+
+def test_a_stock_checkpoint_is_taken_at_the_end_of_an_epoch_only(tmp_path):
+    stock = Run(strategy="ddp", samples=48, split=Split(1, 12, 1))
+    for steps in (3, 4):
+        outcome_of(replace(stock, steps=steps, checkpoint=tmp_path / f"{steps}.ckpt"))
+    with pytest.raises(Failed, match="within an epoch by another strategy"):
+        outcome_of(Run(samples=48, split=SPLITS[1], steps=8, resume=tmp_path / "3.ckpt"))
+    outcomes = [
+        outcome_of(Run(samples=48, split=SPLITS[ranks], steps=8, resume=tmp_path / "4.ckpt", options={"global_batch": 12}))
+        for ranks in (1, 3)
+    ]
+    assert_same_training(outcomes[1], outcomes[0])
+    assert outcomes[0].global_step == 8
+
+
+def test_stock_ddp_with_three_ranks_fails_the_same_check(tmp_path):
+    stock = Run(strategy="ddp", split=Split(3, 8, 1), steps=24, trainer={"deterministic": True})
+    whole = outcome_of(stock)
+    outcome_of(replace(stock, steps=12, checkpoint=tmp_path / "stopped.ckpt"))
+    resumed = outcome_of(replace(stock, resume=tmp_path / "stopped.ckpt"))
+    assert resumed.weights[0] == whole.weights[12]
+    assert resumed.weights[-1] != whole.weights[-1]
