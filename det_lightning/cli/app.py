@@ -56,8 +56,12 @@ def _options(
 
 @app.command()
 def demo(
-    world: Annotated[int | None, typer.Option(min=1, max=16, metavar="N", help="Your own split: how many processes.")] = None,
-    micro: Annotated[int | None, typer.Option(min=1, max=64, metavar="N", help="Most samples of a micro-batch.")] = None,
+    world: Annotated[
+        int | None, typer.Option(min=1, max=16, metavar="N", help="Your own split: how many processes.")
+    ] = None,
+    micro: Annotated[
+        int | None, typer.Option(min=1, max=64, metavar="N", help="Most samples of a micro-batch.")
+    ] = None,
     threads: Annotated[int | None, typer.Option(min=1, max=256, metavar="N", help="Threads of each process.")] = None,
     order: Annotated[
         Literal["natural", "shuffled"], typer.Option(help="How the samples of a step are dealt to processes.")
