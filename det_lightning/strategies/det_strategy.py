@@ -257,7 +257,9 @@ class DetStrategyMixin:
         checkpoint = super().load_checkpoint(checkpoint_path, *args, **kwargs)
         trainer = self.lightning_module.trainer
         if trainer.state.fn.value == "fit":
-            self._resumed = resume.take_over(checkpoint, trainer.accumulate_grad_batches)
+            self._resumed = resume.take_over(
+                checkpoint, trainer.accumulate_grad_batches, by_steps=trainer.max_steps != -1
+            )
         return checkpoint
 
 

@@ -48,8 +48,11 @@ def _lasting(order: SampleOrder) -> dict[str, int | bool]:
     return {name: value for name, value in asdict(order).items() if name != "arrangement"}
 
 
-def take_over(checkpoint: dict[str, Any], accumulate: int) -> Stamp | None:
+def take_over(checkpoint: dict[str, Any], accumulate: int, *, by_steps: bool) -> Stamp | None:
     """Rewrites Lightning's progress, which counts micro-batches, to this run's accumulation.
+
+    Args:
+        by_steps: the resumed run has a limit of steps (Trainer(max_steps=...)).
 
     Returns:
         The checkpoint's stamp, or None for one saved by another strategy at an epoch's boundary.
@@ -59,6 +62,8 @@ def take_over(checkpoint: dict[str, Any], accumulate: int) -> Stamp | None:
     """
     progress = checkpoint.get("loops", {}).get("fit_loop", {}).get("epoch_loop.batch_progress")
     saved = checkpoint.get(KEY)
+    if progress is not None and by_steps:
+        _begin_next_epoch(checkpoint["loops"]["fit_loop"])
     if saved is None:
         if progress is not None and progress["current"]["ready"] and not progress["is_last_batch"]:
             raise InputError(
@@ -82,6 +87,17 @@ def take_over(checkpoint: dict[str, Any], accumulate: int) -> Stamp | None:
             count.update({name: scaled - (ready - count[name]) for name in _TRACKERS})
         _reopen_epoch(checkpoint)
     return resumed
+
+
+def _begin_next_epoch(loop: dict[str, Any]) -> None:
+    """A run with a limit of steps that resumes from a finished epoch would go through that epoch once more, without a
+    batch, and count it twice: it is to resume from the start of the next one."""
+    progress, epochs = loop["epoch_loop.batch_progress"], loop["epoch_progress"]
+    if progress["is_last_batch"] and epochs["current"]["processed"] == epochs["current"]["ready"]:
+        for count in (epochs["current"], epochs["total"]):
+            count.update(ready=count["ready"] + 1, completed=count["processed"])
+        progress["current"] = dict.fromkeys(progress["current"], 0)
+        progress["is_last_batch"] = False
 
 
 def _reopen_epoch(checkpoint: dict[str, Any]) -> None:

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from lightning.pytorch.callbacks import ModelCheckpoint
 
 from det_lightning.ledger.store import LedgerReader
 from tests.claims.processes import Failed, on_ranks
@@ -101,6 +102,18 @@ def test_a_schedule_by_epochs_goes_on(step, tmp_path):
     assert len(set(straight("BY_EPOCH").rates)) > 1
 
 
+@pytest.mark.parametrize("limit", [-1, 100], ids=["limit of epochs", "limit of steps too"])
+def test_no_epoch_is_lost_after_a_checkpoint_of_an_epochs_end(limit, tmp_path):
+    epochs = replace(BY_EPOCH, split=SPLITS[1], steps=-1, trainer={"max_epochs": 4, "enable_checkpointing": True})
+    every_epoch = ModelCheckpoint(tmp_path, save_top_k=-1, filename="{step}")
+    whole = outcome_of(replace(epochs, callbacks=(every_epoch,)))
+    assert (whole.global_step, whole.epoch) == (20, 4)
+    outcome_of(replace(epochs, trainer={"max_epochs": 2}, checkpoint=tmp_path / "after fit.ckpt"))
+    for name in ("step=10.ckpt", "after fit.ckpt"):
+        resumed = outcome_of(replace(epochs, steps=limit, split=SPLITS[2], resume=tmp_path / name))
+        assert_continues(resumed, whole, 10)
+
+
 def test_the_ledger_of_a_resumed_run_has_the_traces_of_the_run_that_was_not_stopped(tmp_path):
     checkpoint = tmp_path / "stopped.ckpt"
     outcome_of(replace(SHUFFLED, split=SPLITS[1], ledger=tmp_path / "straight"))
@@ -112,7 +125,7 @@ def test_the_ledger_of_a_resumed_run_has_the_traces_of_the_run_that_was_not_stop
         LedgerReader(tmp_path / "other") as other,
         LedgerReader(tmp_path / "stopped") as continued,
     ):
-        assert continued.seams
+        assert [each.step for each in continued.resumes] == [12]
         assert other.first_step == 13
         assert reference.last_step == other.last_step == continued.last_step == 24
         for step in range(25):

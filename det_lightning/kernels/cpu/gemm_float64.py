@@ -14,13 +14,11 @@ from ...arithmetic.residue import capacity as _capacity
 from .machine_code import Kernel
 from .threads import run_blocks
 
-_residues_block = Kernel("gemm_float64", "residues_block")
-_reduce_block = Kernel("gemm_float64", "reduce_block")
-rebuild_block = Kernel("gemm_float64", "rebuild_block")
-rebuild_digits_block = Kernel("gemm_float64", "rebuild_digits_block")
+_residues_block = Kernel("residues", "residues_block")
+_reduce_block = Kernel("residues", "reduce_block")
 
 # Costs in nanoseconds on one core, measured on one processor. They decide the time, never a bit.
-_COST_128 = 0.8
+_COST_128 = 1.0
 _COST_FLOAT64 = 0.08
 _COST_RESIDUE = 2.0
 _COST_REBUILD = 6.0
@@ -35,20 +33,24 @@ def _lost_openmp_threads() -> bool:
 
 
 def capacity(count: int) -> int:
-    """16 * log2 of the sums that `count` moduli rebuild."""
-    return min(_capacity(count), 16 * RECONSTRUCTED_BITS)
+    """16 * log2 of the sums that `count` moduli rebuild; -1 for none."""
+    return min(_capacity(count), 16 * RECONSTRUCTED_BITS) if count else -1
 
 
-def moduli_count(x_scan: torch.Tensor, w_scan: torch.Tensor, rows: int, columns: int, terms: int, engine: str) -> int:
-    """How many moduli are the quickest way to this product; 0 if none is. Pairs beyond their capacity go through 128 bits."""
+def moduli_count(x_norms: torch.Tensor, w_norms: torch.Tensor, terms: int, engine: str) -> int:
+    """How many moduli are the quickest way to a product of rows with these norms; 0 if none is.
+
+    Pairs beyond the capacity of the moduli go through 128 bits or a long accumulator.
+    """
+    rows, columns = x_norms.numel(), w_norms.numel()
     pairs = rows * columns
-    if engine == "long_accumulator" or pairs * terms == 0:
-        return 0
     plain = _COST_128 * pairs * terms
+    if engine == "long_accumulator" or plain == 0.0:
+        return 0
     if engine == "auto" and (plain < _COST_START or _lost_openmp_threads()):
         return 0
     # numpy, because torch may answer a search with OpenMP threads, which a forked child no longer has.
-    x_norms, w_norms = x_scan[rows : 2 * rows].numpy(), np.sort(w_scan[columns : 2 * columns].numpy())
+    x_norms, w_norms = x_norms.numpy(), np.sort(w_norms.numpy())
     best, best_cost = 0, float("inf") if engine == "float64" else plain
     for count in range(1, MAXIMUM_MODULI + 1):
         within = int(np.searchsorted(w_norms, capacity(count) - x_norms, side="right").sum())
@@ -61,12 +63,11 @@ def moduli_count(x_scan: torch.Tensor, w_scan: torch.Tensor, rows: int, columns:
     return best
 
 
-def residue_products(
-    x_scan: torch.Tensor, w_scan: torch.Tensor, rows: int, columns: int, terms: int, count: int
-) -> torch.Tensor:
-    """float64 [count, rows, columns]: sums of products of residues, integers below 2^53, the fold in the smaller operand.
+def residue_products(x_scan_at: int, w_scan_at: int, rows: int, columns: int, terms: int, count: int) -> torch.Tensor:
+    """float64 [count, rows, columns]: sums of products of residues, integers below 2^53.
 
-    A block of BLOCK_TERMS terms and the reduced sum of the blocks before it stay exact in any order of summation.
+    The folds are in the smaller operand. A block of BLOCK_TERMS terms and the reduced sum of the blocks before it stay
+    exact in any order of summation.
     """
     global _openmp_process
     if torch.get_num_threads() > 1:
@@ -76,11 +77,11 @@ def residue_products(
     sums = torch.empty((count, rows, columns), dtype=torch.float64)
     x_folded, w_folded = (count, 0) if rows <= columns else (0, count)
     for which in range(count):
-        for scan, size, folded, out in (
-            (x_scan, rows, x_folded, x_residues),
-            (w_scan, columns, w_folded, w_residues),
+        for scan_at, size, folded, out in (
+            (x_scan_at, rows, x_folded, x_residues),
+            (w_scan_at, columns, w_folded, w_residues),
         ):
-            run_blocks(_residues_block, size, 2 * size * terms, scan.data_ptr(), size, terms, which, folded, out.data_ptr())
+            run_blocks(_residues_block, size, 2 * size * terms, scan_at, size, terms, which, folded, out.data_ptr())
         target = sums[which]
         for k in range(0, terms, BLOCK_TERMS):
             left, right = x_residues[:, k : k + BLOCK_TERMS], w_residues[:, k : k + BLOCK_TERMS].t()

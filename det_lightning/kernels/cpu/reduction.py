@@ -5,7 +5,7 @@ import torch
 from ...arithmetic.formats import NB, Format
 from .machine_code import Kernel
 from .threads import run_blocks
-from .views import float32_words, from_words
+from .views import empty_words, float32_words, from_words
 
 _sum_block = Kernel("reduction", "sum_block")
 _sum_of_squares_block = Kernel("reduction", "sum_of_squares_block")
@@ -53,7 +53,7 @@ def normalise(states: torch.Tensor) -> torch.Tensor:
 
 def finalize(states: torch.Tensor, form: Format, denominator: int) -> torch.Tensor:
     """The rounded values of a contiguous tensor of states [..., NB]. Requires: 0 <= denominator < 2^31."""
-    out = torch.empty(states.shape[:-1], dtype=torch.int32)
+    out = empty_words(states.shape[:-1], form)
     run_blocks(
         _finalize_states, out.numel(), 80 * out.numel(),
         states.data_ptr(), out.data_ptr(), denominator, form.significand_bits, form.exponent_bits,

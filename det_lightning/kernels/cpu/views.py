@@ -19,8 +19,11 @@ def float32_words(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.contiguous()
 
 
+def empty_words(shape: tuple[int, ...], form: Format) -> torch.Tensor:
+    """Memory for one int32 pattern of `form` an element, to be filled by a kernel and read by `from_words`."""
+    return torch.empty(shape, dtype=torch.float32 if form.bits == 32 else torch.int32)
+
+
 def from_words(words: torch.Tensor, form: Format) -> torch.Tensor:
-    """The float tensor whose patterns stand in the int32 tensor `words`."""
-    if form.bits == 16:
-        words = words.to(torch.int16)
-    return words.view(DTYPES[form.name])
+    """The float tensor whose patterns a kernel has written into `words`."""
+    return words if form.bits == 32 else words.to(torch.int16).view(DTYPES[form.name])

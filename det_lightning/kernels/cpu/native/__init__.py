@@ -1,1 +1,1 @@
-"""The kernels' sources, in Numba. Imported only when machine code has to be made: a warm process never imports Numba."""
+"""The kernels' sources, in Numba. Imported only to make machine code: a warm process never imports Numba."""

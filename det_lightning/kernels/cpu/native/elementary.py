@@ -87,44 +87,53 @@ def exact_float64(bits):
 
 
 @device_function
-def parts_of(value):
-    """A normal positive float64 as (integer significand of 53 bits, exponent)."""
-    pattern = pattern_of_float(value)
-    return (pattern & ((1 << 52) - 1)) | (1 << 52), ((pattern >> 52) & 2047) - 1075
+def round_float64(pattern, exponent):
+    """float32 bits of a positive normal float64 (its pattern) * 2^exponent, rounded once."""
+    places = (pattern >> 52) - 1023 + exponent
+    if -126 <= places < 127:
+        # The fraction carries into the exponent field by itself; ties go to even.
+        rounded = (pattern + ((1 << 28) - 1) + ((pattern >> 29) & 1)) >> 29
+        return rounded + ((exponent - 1023 + 127) << 23)
+    significand = (pattern & ((1 << 52) - 1)) | (1 << 52)
+    return round_128(0, significand, (pattern >> 52) - 1075 + exponent, 24, 8)
 
 
 @device_function
-def is_decided(significand, exponent, doubt):
-    """Whether a float32 rounding of significand * 2^exponent stays the same when the significand moves by `doubt`."""
-    shift = min(max(29, -149 - exponent), 62)
+def is_decided(pattern, exponent, doubt):
+    """Whether `round_float64` stays the same when the pattern moves by `doubt`."""
+    places = (pattern >> 52) - 1023 + exponent
+    shift = min(max(29, 29 - 126 - places), 54)
+    significand = (pattern & ((1 << 52) - 1)) | (1 << 52)
     below = significand & ((1 << shift) - 1)
     return abs(below - (1 << (shift - 1))) > doubt
 
 
 @device_function
-def round_pair(negative, high, low, exponent):
-    """float32 bits of ±(high + low) * 2^exponent, rounded once. Requires: high > 0.
+def round_pair(high, low, exponent):
+    """float32 bits of (high + low) * 2^exponent, rounded once. Requires: high > 0.
 
     The pair is first rounded to odd at 53 bits: an inexact sum never looks like a tie of 24 bits or fewer.
     """
     high, low = fast_two_sum(high, low)
-    significand, place = parts_of(high)
-    if low != 0.0 and (significand & 1) == 0:
-        # Below a power of two the neighbour is nearer, but neither can be a tie: the step down keeps the order.
-        significand += 1 if low > 0.0 else -1
-    bits = round_128(0, significand, place + exponent, 24, 8)
-    return bits | (1 << 31) if negative else bits
+    pattern = pattern_of_float(high)
+    if low != 0.0 and (pattern & 1) == 0:
+        pattern += 1 if low > 0.0 else -1
+    return round_float64(pattern, exponent)
 
 
 @device_function
-def exp_reduced(x):
-    """x = k * ln2 / 64 + (high + low) with |high| < 0.0055: (k, high, low)."""
-    steps = (x * _STEPS_PER_UNIT + _ROUND_BITS) - _ROUND_BITS
-    high, error = two_sum(x, -(steps * _STEP_HEAD))
+def exp_in_pairs(x, steps):
+    """e^(x - steps * ln2 / 64) as a pair, within 2^-98."""
+    r, error = two_sum(x, -(steps * _STEP_HEAD))
     product, product_error = two_product(steps, _STEP_MIDDLE)
-    high, low = add(high, error, -product, -product_error)
-    high, low = fast_two_sum(high, low - steps * _STEP_TAIL)
-    return np.int64(steps), high, low
+    r, r_low = add(r, error, -product, -product_error)
+    r, r_low = fast_two_sum(r, r_low - steps * _STEP_TAIL)
+    high, low = _EXP_TERMS[_EXP_DEGREE, 0], _EXP_TERMS[_EXP_DEGREE, 1]
+    for back in range(_EXP_DEGREE):
+        n = _EXP_DEGREE - 1 - back
+        high, low = multiply(high, low, r, r_low)
+        high, low = add(_EXP_TERMS[n, 0], _EXP_TERMS[n, 1], high, low)
+    return high, low
 
 
 @device_function
@@ -139,25 +148,40 @@ def exp_bits(bits, doubt):
     if magnitude < 0x32800000:
         # |x| < 2^-26: e^x lies within a quarter of an ulp of 1.
         return _ONE
-    k, r, r_low = exp_reduced(exact_float64(bits))
-    table_high, table_low = _EXP_TABLE[k & 63, 0], _EXP_TABLE[k & 63, 1]
-    exponent = k >> 6
+    # e^x = 2^(k / 64) * e^r with |r| <= ln2 / 128.
+    x = exact_float64(bits)
+    steps = (x * _STEPS_PER_UNIT + _ROUND_BITS) - _ROUND_BITS
+    k = np.int64(steps)
+    table_high, table_low, exponent = _EXP_TABLE[k & 63, 0], _EXP_TABLE[k & 63, 1], k >> 6
 
+    r, error = two_sum(x, -(steps * _STEP_HEAD))
+    r += error - steps * _STEP_MIDDLE
     tail = _EXP_TERMS[6, 0]
     for back in range(4):
         tail = tail * r + _EXP_TERMS[5 - back, 0]
-    short = r + (r_low + r * r * tail)
-    significand, place = parts_of(table_high + (table_low + table_high * short))
-    if is_decided(significand, place + exponent, doubt):
-        return round_128(0, significand, place + exponent, 24, 8)
+    short = table_high + (table_low + table_high * (r + r * r * tail))
+    pattern = pattern_of_float(short)
+    if is_decided(pattern, exponent, doubt):
+        return round_float64(pattern, exponent)
 
-    high, low = _EXP_TERMS[_EXP_DEGREE, 0], _EXP_TERMS[_EXP_DEGREE, 1]
-    for back in range(_EXP_DEGREE):
-        n = _EXP_DEGREE - 1 - back
-        high, low = multiply(high, low, r, r_low)
-        high, low = add(_EXP_TERMS[n, 0], _EXP_TERMS[n, 1], high, low)
+    high, low = exp_in_pairs(x, steps)
     high, low = multiply(high, low, table_high, table_low)
-    return round_pair(False, high, low, exponent)
+    return round_pair(high, low, exponent)
+
+
+@device_function
+def log_in_pairs(r, e, minus_log_high, minus_log_low):
+    """ln(1 + r) + e * ln2 - ln c as a pair; nothing cancels by more than a factor of 4."""
+    high, low = _LOG_TERMS[_LOG_DEGREE, 0], _LOG_TERMS[_LOG_DEGREE, 1]
+    for back in range(_LOG_DEGREE - 1):
+        n = _LOG_DEGREE - 1 - back
+        high, low = multiply(high, low, r, 0.0)
+        high, low = add(_LOG_TERMS[n, 0], _LOG_TERMS[n, 1], high, low)
+    high, low = multiply(high, low, r, 0.0)
+    high, low = add(minus_log_high, minus_log_low, high, low)
+    product, product_error = two_product(e, _LN2_MIDDLE)
+    high, low = add(product, product_error + e * _LN2_TAIL, high, low)
+    return add(e * _LN2_HEAD, 0.0, high, low)
 
 
 @device_function
@@ -191,25 +215,15 @@ def log_bits(bits, doubt):
     large, error = two_sum(e * _LN2_HEAD, minus_log_high)
     large, small = two_sum(large, r)
     short = large + (small + (error + (minus_log_low + e * _LN2_MIDDLE) + r * r * tail))
-    negative = short < 0.0
-    short_significand, place = parts_of(abs(short))
-    if is_decided(short_significand, place, doubt):
-        rounded = round_128(0, short_significand, place, 24, 8)
-        return rounded | (1 << 31) if negative else rounded
+    sign = 1 << 31 if short < 0.0 else 0
+    pattern = pattern_of_float(abs(short))
+    if is_decided(pattern, 0, doubt):
+        return sign | round_float64(pattern, 0)
 
-    high, low = _LOG_TERMS[_LOG_DEGREE, 0], _LOG_TERMS[_LOG_DEGREE, 1]
-    for back in range(_LOG_DEGREE - 1):
-        n = _LOG_DEGREE - 1 - back
-        high, low = multiply(high, low, r, 0.0)
-        high, low = add(_LOG_TERMS[n, 0], _LOG_TERMS[n, 1], high, low)
-    high, low = multiply(high, low, r, 0.0)
-    high, low = add(minus_log_high, minus_log_low, high, low)
-    product, product_error = two_product(e, _LN2_MIDDLE)
-    high, low = add(product, product_error + e * _LN2_TAIL, high, low)
-    high, low = add(e * _LN2_HEAD, 0.0, high, low)
-    if negative:
+    high, low = log_in_pairs(r, e, minus_log_high, minus_log_low)
+    if sign != 0:
         high, low = -high, -low
-    return round_pair(negative, high, low, 0)
+    return sign | round_pair(high, low, 0)
 
 
 @kernel

@@ -1,7 +1,7 @@
 """64-bit and 128-bit integer instructions that Numba has no name for.
 
-Everything is int64: Numba turns `uint64 op int64` into float64, so unsigned types appear nowhere. A 128-bit integer is
-a pair (high, low) in two's complement, the low half an int64 holding the bit pattern.
+Everything is int64: versions of Numba turn `uint64 op int64` into float64, so unsigned types appear nowhere. A 128-bit
+integer is a pair (high, low) in two's complement, the low half an int64 holding the bit pattern.
 """
 
 from llvmlite import ir

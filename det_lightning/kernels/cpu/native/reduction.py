@@ -30,7 +30,7 @@ def add_term(state, b):
 
 @kernel
 def sum_block(start, stop, bits_at, states_at, inner, outer_stride, length):
-    """states[i] = the sum over k < length of bits[outer * outer_stride + k * inner + column], i = outer * inner + column.
+    """states[i] = the sum over k of bits[outer * outer_stride + k * inner + column], where i = outer * inner + column.
 
     bits: int32, states: zeros int64 [n, NB], left canonical.
     """
