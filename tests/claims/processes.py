@@ -16,7 +16,10 @@ from det_lightning.strategies.given_ranks import free_port
 
 PATIENCE_SECONDS = 240
 _context = multiprocessing.get_context("forkserver")
-_context.set_forkserver_preload(["tests.claims.trainings", "det_lightning.demo.runs"])
+_context.set_forkserver_preload(
+    ["tests.claims.trainings", "det_lightning.demo.runs"]
+    + [f"det_lightning.kernels.cpu.{name}" for name in ("gemm", "reduction", "elementary", "digest")]
+)
 
 
 class Failed(Exception):

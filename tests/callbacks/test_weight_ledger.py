@@ -1,0 +1,163 @@
+"""The ledger callback: it changes nothing, survives a kill, continues a resumed run, and refuses another run's directory."""
+
+import os
+import signal
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from det_lightning.callbacks.weight_ledger import WeightLedger
+from lightning.pytorch import Trainer
+from lightning.pytorch.callbacks import Callback, ModelCheckpoint
+from lightning.pytorch.strategies import DDPStrategy
+
+from det_lightning.errors import InputError
+from det_lightning.ledger.store import LedgerReader
+from det_lightning.replay.run import QUIET_TRAINER, quiet_lightning
+from det_lightning.strategies.lightning_strategy import DetStrategy
+from tests.claims.processes import Background, Failed, in_new_process
+from tests.claims.trainings import Run, train
+from tests.replay.recorded import build
+
+
+class _Slow(Callback):
+    """Leaves time for a kill."""
+
+    def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx) -> None:
+        time.sleep(0.05)
+
+
+class _RaisingNetwork(Callback):
+    def on_train_batch_start(self, trainer, pl_module, batch, batch_idx) -> None:
+        if trainer.global_step == 4:
+            raise RuntimeError("planted")
+
+
+def fit(folder: Path, *, steps: int, resume: str | None = None, callback: Callback | None = None, ledger="ledger"):
+    """One training with a checkpoint every third step."""
+    quiet_lightning()
+    module, loader = build()
+    arguments = {name: value for name, value in QUIET_TRAINER.items() if name != "enable_checkpointing"}
+    trainer = Trainer(
+        accelerator="cpu",
+        devices=1,
+        strategy=DetStrategy(seed=4),
+        max_steps=steps,
+        callbacks=[
+            *([callback] if callback else []),
+            WeightLedger(folder / ledger),
+            ModelCheckpoint(folder, every_n_train_steps=3, save_top_k=-1, filename="{step}"),
+        ],
+        **arguments,
+    )
+    trainer.fit(module, loader, ckpt_path=resume)
+
+
+def record_under_ddp(path: Path) -> None:
+    quiet_lightning()
+    module, loader = build()
+    trainer = Trainer(
+        accelerator="cpu",
+        devices=1,
+        strategy=DDPStrategy(),
+        max_steps=5,
+        callbacks=[WeightLedger(path)],
+        **QUIET_TRAINER,
+    )
+    trainer.fit(module, loader)
+
+
+def traces(path: Path) -> dict[int, str]:
+    with LedgerReader(path) as reader:
+        return {record.step: record.trace for record in reader.records()}
+
+
+def test_the_ledger_changes_no_bit_of_the_training(tmp_path):
+    with_ledger = in_new_process(train, 0, 1, 0, Run(ledger=tmp_path / "ledger"))
+    without = in_new_process(train, 0, 1, 0, Run())
+    assert with_ledger.weights == without.weights
+    assert with_ledger.losses == without.losses
+
+
+def test_it_records_under_a_stock_strategy_what_that_strategy_knows(tmp_path):
+    in_new_process(record_under_ddp, tmp_path / "ledger")
+    with LedgerReader(tmp_path / "ledger") as reader:
+        assert reader.recipe["arithmetic"] == "stock DDPStrategy"
+        assert (reader.first_step, reader.last_step, reader.closed) == (0, 5, True)
+        assert reader.record(3).agree["sample_ids"] is None
+        assert set(reader.leaves(reader.record(3), "gradients")) == {
+            "first.bias",
+            "first.weight",
+            "second.bias",
+            "second.weight",
+        }
+
+
+def test_a_killed_training_loses_at_most_one_record_and_goes_on_to_the_same_trace(tmp_path):
+    in_new_process(fit, tmp_path / "whole", steps=12)
+    killed = Background(fit, tmp_path / "killed", steps=12, callback=_Slow())
+    ledger = tmp_path / "killed" / "ledger"
+    deadline = time.monotonic() + 120
+    while time.monotonic() < deadline and not (tmp_path / "killed" / "step=6.ckpt").exists():
+        time.sleep(0.01)
+    time.sleep(0.07)
+    os.kill(killed.pid, signal.SIGKILL)
+    killed.end()
+    with LedgerReader(ledger) as reader:
+        report = reader.verify_chain()
+        assert report.sound and not reader.closed
+        last = reader.last_step
+    assert 6 <= last < 12
+    assert traces(ledger) == {
+        step: trace for step, trace in traces(tmp_path / "whole" / "ledger").items() if step <= last
+    }
+    in_new_process(fit, tmp_path / "killed", steps=12, resume=str(tmp_path / "killed" / "step=6.ckpt"))
+    with LedgerReader(ledger) as reader:
+        assert reader.verify_chain().sound and reader.closed
+    assert traces(ledger) == traces(tmp_path / "whole" / "ledger")
+
+
+def test_a_torn_end_is_cut_off_with_a_warning_when_the_run_goes_on(tmp_path):
+    in_new_process(fit, tmp_path, steps=5)
+    lines = tmp_path / "ledger" / "ledger.jsonl"
+    os.truncate(lines, lines.stat().st_size - 300)
+    with LedgerReader(tmp_path / "ledger") as reader:
+        assert reader.torn_bytes > 0
+        assert reader.verify_chain().torn
+    in_new_process(fit, tmp_path, steps=7, resume=str(tmp_path / "step=3.ckpt"))
+    with LedgerReader(tmp_path / "ledger") as reader:
+        assert reader.verify_chain().sound
+        assert (reader.last_step, reader.torn_bytes) == (7, 0)
+
+
+def test_a_fresh_run_refuses_a_directory_that_holds_a_ledger_and_harms_nothing(tmp_path):
+    in_new_process(fit, tmp_path, steps=2)
+    before = (tmp_path / "ledger" / "ledger.jsonl").read_bytes()
+    with pytest.raises(Failed, match="already holds a ledger") as raised:
+        in_new_process(fit, tmp_path, steps=2)
+    assert raised.value.kind == "LedgerError"
+    assert (tmp_path / "ledger" / "ledger.jsonl").read_bytes() == before
+
+
+def test_a_checkpoint_of_another_run_is_refused(tmp_path):
+    in_new_process(fit, tmp_path / "one", steps=4)
+    in_new_process(fit, tmp_path / "two", steps=4, ledger="ledger")
+    other = torch.load(tmp_path / "two" / "step=3.ckpt", weights_only=True)
+    other["callbacks"]["WeightLedger"]["trace"] = "ab" * 32
+    torch.save(other, tmp_path / "other.ckpt")
+    with pytest.raises(Failed, match="holds another run"):
+        in_new_process(fit, tmp_path / "one", steps=6, resume=str(tmp_path / "other.ckpt"))
+
+
+def test_an_exception_leaves_a_ledger_that_does_not_say_finished(tmp_path):
+    with pytest.raises(Failed, match="planted"):
+        in_new_process(fit, tmp_path, steps=9, callback=_RaisingNetwork())
+    with LedgerReader(tmp_path / "ledger") as reader:
+        assert (reader.last_step, reader.closed) == (4, False)
+        assert reader.verify_chain().sound
+
+
+def test_an_unknown_kind_is_refused_when_it_is_asked_for():
+    with pytest.raises(InputError, match="activations"):
+        WeightLedger("nowhere", kinds=("weights", "activations"))
