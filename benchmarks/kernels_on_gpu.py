@@ -115,16 +115,12 @@ def times(folder: Path) -> list[dict]:
 
 def main() -> int:
     target = Path(sys.argv[1])
-    result = surroundings(
-        sys.argv[2] if len(sys.argv) > 2 else output_of("git", "describe", "--always", "--dirty")
-    )
+    result = surroundings(sys.argv[2] if len(sys.argv) > 2 else output_of("git", "describe", "--always", "--dirty"))
     result["tests"] = test_outcomes()
     with tempfile.TemporaryDirectory() as folder:
         result["times"] = times(Path(folder))
     target.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
-    print(
-        json.dumps({**result, "tests": {**result["tests"], "names": len(result["tests"]["names"])}}, indent=1)
-    )
+    print(json.dumps({**result, "tests": {**result["tests"], "names": len(result["tests"]["names"])}}, indent=1))
     return 0 if not result["tests"]["not_passed"] and result["tests"]["passed"] else 1
 
 

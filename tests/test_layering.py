@@ -36,9 +36,7 @@ def imports_of(text: str, module: str, is_package: bool) -> set[str]:
         if isinstance(node, ast.Import):
             found |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
-            parents = (
-                module.split(".")[: len(module.split(".")) - node.level + is_package] if node.level else []
-            )
+            parents = module.split(".")[: len(module.split(".")) - node.level + is_package] if node.level else []
             base = ".".join([*parents, *([node.module] if node.module else [])])
             found |= {f"{base}.{alias.name}" for alias in node.names} if base == "det_lightning" else {base}
     return found

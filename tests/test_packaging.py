@@ -33,10 +33,7 @@ print(json.dumps({"homes": homes, "kernels": kernels, "doubles": doubles}))
 
 
 def packages_in_the_tree() -> set[str]:
-    found = {
-        ".".join(path.parent.relative_to(ROOT).parts)
-        for path in (ROOT / "det_lightning").rglob("__init__.py")
-    }
+    found = {".".join(path.parent.relative_to(ROOT).parts) for path in (ROOT / "det_lightning").rglob("__init__.py")}
     return found | {"det_lightning.callbacks", "det_lightning.cuda_src"}
 
 
@@ -57,9 +54,7 @@ def copy_of_the_source(folder: Path) -> Path:
 
 def run(*command: object, cwd: Path | None = None) -> str:
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
-    finished = subprocess.run(
-        [str(part) for part in command], cwd=cwd, env=environment, capture_output=True, text=True
-    )
+    finished = subprocess.run([str(part) for part in command], cwd=cwd, env=environment, capture_output=True, text=True)
     assert finished.returncode == 0, f"{command}:\n{finished.stdout}\n{finished.stderr}"
     return finished.stdout
 
@@ -73,9 +68,7 @@ def test_the_explicit_packages_are_those_of_the_tree():
 
 
 def test_cuda_src_is_flat_and_holds_only_what_package_data_names():
-    shipped = {
-        path.name for pattern in ("*.cu", "*.cuh", "*.py") for path in (ROOT / "cuda_src").glob(pattern)
-    }
+    shipped = {path.name for pattern in ("*.cu", "*.cuh", "*.py") for path in (ROOT / "cuda_src").glob(pattern)}
     assert shipped == {path.name for path in (ROOT / "cuda_src").iterdir() if path.name != "__pycache__"}
 
 
@@ -84,9 +77,7 @@ def test_nothing_hooks_into_import_torch():
 
 
 def test_every_direct_dependency_has_a_tested_version():
-    constrained = {
-        line.split("==")[0] for line in (ROOT / "constraints.txt").read_text().splitlines() if "==" in line
-    }
+    constrained = {line.split("==")[0] for line in (ROOT / "constraints.txt").read_text().splitlines() if "==" in line}
     named = [*PROJECT["project"]["dependencies"], *PROJECT["project"]["optional-dependencies"]["test"]]
     names = {requirement.split(";")[0].split("[")[0].split(">")[0].strip() for requirement in named}
     assert names - {"nvidia-cuda-nvrtc"} <= constrained
@@ -145,9 +136,7 @@ def test_a_wheel_imports_from_one_copy_outside_and_inside_the_source_tree(wheel,
     outside = where(python, tmp_path)
     assert all("site-packages" in home for home in outside["homes"])
     assert outside["kernels"] == kernel_files()
-    inside = where(
-        python, ROOT
-    )  # -c puts the working folder first on the path: the tree hides the whole wheel
+    inside = where(python, ROOT)  # -c puts the working folder first on the path: the tree hides the whole wheel
     assert all(Path(home).is_relative_to(ROOT) for home in inside["homes"])
     assert outside["doubles"] == inside["doubles"] == []
     assert "bisect" in run(python.parent / "det-lightning", "--help", cwd=tmp_path)

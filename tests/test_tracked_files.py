@@ -11,9 +11,7 @@ ROOT = Path(__file__).resolve().parents[1]
 FORBIDDEN = {
     "a path of one workplace": re.compile("/wo" + r"rk/|/tmp/(w|venv)\b|/ro" + r"ot/|/ho" + r"me/\w+/"),
     "a tracker's number without its project": re.compile(r"\biss" + r"ue\s+#?\d+", re.IGNORECASE),
-    "a package index": re.compile(
-        "pypi" + r"\.org|pythonhosted\.|download\.pytorch\.|index" + "-url|find" + "-links"
-    ),
+    "a package index": re.compile("pypi" + r"\.org|pythonhosted\.|download\.pytorch\.|index" + "-url|find" + "-links"),
 }
 
 
@@ -28,9 +26,7 @@ def tracked_files() -> list[Path]:
 
 
 def findings(text: str) -> list[str]:
-    return [
-        f"{what}: {match.group()!r}" for what, pattern in FORBIDDEN.items() if (match := pattern.search(text))
-    ]
+    return [f"{what}: {match.group()!r}" for what, pattern in FORBIDDEN.items() if (match := pattern.search(text))]
 
 
 def test_no_file_names_a_workplace_a_tracker_or_a_package_index():

@@ -117,9 +117,7 @@ def compile_with_log(source: Path, architecture: str) -> tuple[bytes, str]:
         status = _library().nvrtcCompileProgram(program, len(options), encoded)
         log = _text_or_bytes(program, "nvrtcGetProgramLog").rstrip(b"\0").decode(errors="replace").strip()
         if status != 0:
-            raise DetError(
-                f"{source} does not compile for {architecture} with NVRTC {nvrtc_version()}:\n{log}"
-            )
+            raise DetError(f"{source} does not compile for {architecture} with NVRTC {nvrtc_version()}:\n{log}")
         return _text_or_bytes(program, "nvrtcGetCUBIN"), log
     finally:
         _library().nvrtcDestroyProgram(ctypes.byref(program))

@@ -62,7 +62,7 @@ def refuse_hooks(model: nn.Module) -> None:
     for name, parameter in model.named_parameters():
         if parameter._backward_hooks or getattr(parameter, "_post_accumulate_grad_hooks", None):
             raise UncoveredError(
-                f"the parameter {name} has a gradient hook. Under strategy=\"det\" its gradient exists only after the "
+                f'the parameter {name} has a gradient hook. Under strategy="det" its gradient exists only after the '
                 f"exact sum over all ranks: remove the hook and read or change .grad in on_before_optimizer_step."
             )
     for path, module in model.named_modules():

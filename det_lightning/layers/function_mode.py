@@ -31,7 +31,9 @@ _MOVES_WITHOUT_GRADIENT = frozenset(
     setitem max min amax amin maximum minimum clamp clip abs sign repeat tile copy fill zero sort topk one_hot""".split()
 )
 # IEEE operations, one rounding each; without gradient through a broadcast.
-_IEEE = frozenset("add radd iadd sub rsub isub subtract mul rmul imul multiply div truediv itruediv true_divide neg".split())
+_IEEE = frozenset(
+    "add radd iadd sub rsub isub subtract mul rmul imul multiply div truediv itruediv true_divide neg".split()
+)
 _RANDOM = frozenset(
     """rand randn randint randperm rand_like randn_like randint_like bernoulli multinomial normal poisson uniform random
     exponential geometric cauchy log_normal dropout alpha_dropout feature_dropout rrelu""".split()
@@ -93,7 +95,9 @@ class FunctionMode(TorchFunctionMode):
         operands = [value for value in _flatten((args, kwargs)) if isinstance(value, Tensor)]
         with_gradient = torch.is_grad_enabled() and any(value.requires_grad for value in operands)
         if name in _RANDOM:
-            raise self.refusal(f"the random call {name}", "Draw random values in the data set, from the sample's index.")
+            raise self.refusal(
+                f"the random call {name}", "Draw random values in the data set, from the sample's index."
+            )
         if name == "backward":
             raise self.refusal("backward", "Return the loss from training_step; the strategy runs backward itself.")
         if name in _HOOKS:
@@ -102,9 +106,11 @@ class FunctionMode(TorchFunctionMode):
             )
         means = self.terms.among(operands) if with_gradient else {}  # now: an operation in place replaces grad_fn
         result = func(*args, **kwargs)
-        if name == "setitem" or any(isinstance(v, Tensor) and v.is_floating_point() for v in _flatten(result)):
-            if not (means and self.terms.record(name, func, args, kwargs, means, result)):
-                self._check(name, operands, with_gradient, args, kwargs, result)
+        moves_floats = any(isinstance(v, Tensor) and v.is_floating_point() for v in _flatten(result))
+        if not moves_floats and name != "setitem":
+            return result
+        if not (means and self.terms.record(name, func, args, kwargs, means, result)):
+            self._check(name, operands, with_gradient, args, kwargs, result)
         return result
 
     def _check(self, name, operands, with_gradient, args, kwargs, result) -> None:
@@ -118,7 +124,9 @@ class FunctionMode(TorchFunctionMode):
             return
         if name in _IEEE:
             if kwargs.get("alpha", 1) != 1 or kwargs.get("rounding_mode") is not None:
-                raise self.refusal(f"{name} with alpha= or rounding_mode=", "Write the multiplication as a step of its own.")
+                raise self.refusal(
+                    f"{name} with alpha= or rounding_mode=", "Write the multiplication as a step of its own."
+                )
             if with_gradient and any(value.requires_grad and value.shape != result.shape for value in operands):
                 raise self.refusal(
                     f"{name} with a gradient through a broadcast",

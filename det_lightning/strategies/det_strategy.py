@@ -164,7 +164,7 @@ class DetStrategyMixin:
         loss = output.get("loss") if isinstance(output, Mapping) else output
         if not isinstance(loss, Tensor):
             raise UncoveredError(
-                f"training_step returned {type(output).__name__} without a loss tensor. Under strategy=\"det\" every "
+                f'training_step returned {type(output).__name__} without a loss tensor. Under strategy="det" every '
                 f"micro-batch takes part in the exact sum: return the loss, or leave the sample out of the data set."
             )
         values, self._evaluate_loss = terms.finish(loss)
@@ -277,7 +277,7 @@ def _check_trainer(trainer, device: torch.device) -> None:
         )
     for callback in trainer.callbacks:
         if type(callback).__name__ in ("GradientAccumulationScheduler", "StochasticWeightAveraging"):
-            raise UncoveredError(f"the callback {type(callback).__name__} is not covered by strategy=\"det\"; remove it.")
+            raise UncoveredError(f'the callback {type(callback).__name__} is not covered by strategy="det"; remove it.')
 
 
 def _check_subnormals() -> None:

@@ -178,7 +178,9 @@ def test_a_stock_checkpoint_is_taken_at_the_end_of_an_epoch_only(tmp_path):
     with pytest.raises(Failed, match="within an epoch by another strategy"):
         outcome_of(Run(samples=48, split=SPLITS[1], steps=8, resume=tmp_path / "3.ckpt"))
     outcomes = [
-        outcome_of(Run(samples=48, split=SPLITS[ranks], steps=8, resume=tmp_path / "4.ckpt", options={"global_batch": 12}))
+        outcome_of(
+            Run(samples=48, split=SPLITS[ranks], steps=8, resume=tmp_path / "4.ckpt", options={"global_batch": 12})
+        )
         for ranks in (1, 3)
     ]
     assert_same_training(outcomes[1], outcomes[0])

@@ -50,9 +50,7 @@ def test_stock_ddp_fails_the_same_check():
 
 def test_two_seeds_give_two_trainings():
     shuffled = {"loader": {"shuffle": True}, "steps": 4}
-    first, again, other = (
-        trained(Run(**shuffled, options={"seed": seed})).weights for seed in (1, 1, 2)
-    )
+    first, again, other = (trained(Run(**shuffled, options={"seed": seed})).weights for seed in (1, 1, 2))
     assert first == again
     assert first[0] == other[0]
     assert first[1] != other[1]

@@ -9,12 +9,12 @@ from typing import Any
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
+from det_lightning.callbacks.weight_ledger import WeightLedger
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.strategies import DDPStrategy
 from torch.utils.data import DataLoader, TensorDataset
 
-from det_lightning.callbacks.weight_ledger import WeightLedger
 from det_lightning.replay.run import QUIET_TRAINER, quiet_lightning
 from det_lightning.strategies.given_ranks import given_ranks
 from det_lightning.strategies.lightning_strategy import DetStrategy
@@ -202,7 +202,9 @@ def train(rank: int, world_size: int, port: int, run: Run) -> Outcome:
         if dist.is_initialized():
             dist.destroy_process_group()
     state = trainer.optimizers[0].state
-    buffers = [state[p]["momentum_buffer"] for _, p in sorted(module.named_parameters()) if "momentum_buffer" in state[p]]
+    buffers = [
+        state[p]["momentum_buffer"] for _, p in sorted(module.named_parameters()) if "momentum_buffer" in state[p]
+    ]
     return Outcome(
         record.weights,
         record.losses,

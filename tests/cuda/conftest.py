@@ -70,9 +70,7 @@ class Kernels:
         total = self.cupy.asarray(states[0])
         for state in states[1:]:
             grid = (-(-total.size // THREADS),)
-            self.launch(
-                "digits.cu", "digits_add", grid, total, self.cupy.asarray(state), np.int64(total.size)
-            )
+            self.launch("digits.cu", "digits_add", grid, total, self.cupy.asarray(state), np.int64(total.size))
         return total.get()
 
     def digits_finalize(self, digits, denominator, out_form) -> np.ndarray:
@@ -90,9 +88,7 @@ class Kernels:
 
     def sum_partial(self, x, form, dim, chunks, kernel_name="sum_partial") -> np.ndarray:
         """Canonical digits of the sum of bits x over `dim`."""
-        outer, length, inner = (
-            int(np.prod(part)) for part in (x.shape[:dim], x.shape[dim], x.shape[dim + 1 :])
-        )
+        outer, length, inner = (int(np.prod(part)) for part in (x.shape[:dim], x.shape[dim], x.shape[dim + 1 :]))
         digits = self.cupy.zeros((*x.shape[:dim], *x.shape[dim + 1 :], NB), np.int64)
         arguments = (*self.operand(x, form), digits, np.int64(length), np.int64(inner))
         self.launch("reduction.cu", kernel_name, (outer * inner, chunks), *arguments)

@@ -36,9 +36,7 @@ def finite_bits(rng, form, shape) -> np.ndarray:
     """Random finite bits over the whole exponent range, with zeros and ends of binades among them."""
     field = rng.integers(0, form.exponent_mask, shape)
     fraction = rng.integers(0, 1 << form.fraction_bits, shape)
-    fraction = np.where(
-        rng.random(shape) < 0.2, rng.choice([0, (1 << form.fraction_bits) - 1], shape), fraction
-    )
+    fraction = np.where(rng.random(shape) < 0.2, rng.choice([0, (1 << form.fraction_bits) - 1], shape), fraction)
     sign = rng.integers(0, 2, shape) * form.sign_bit
     return (sign | field << form.fraction_bits | fraction).astype(BITS[form])
 
@@ -152,9 +150,7 @@ def test_shards_of_k_compose_to_the_same_bytes(kernels, parts):
     x, w = finite_bits(rng, FLOAT32, (33, 999)), finite_bits(rng, FLOAT32, (17, 999))
     cuts = np.linspace(0, 999, parts + 1).astype(int)
     shards = [
-        kernels.gemm_partial(
-            np.ascontiguousarray(x[:, a:b]), FLOAT32, np.ascontiguousarray(w[:, a:b]), FLOAT32
-        )
+        kernels.gemm_partial(np.ascontiguousarray(x[:, a:b]), FLOAT32, np.ascontiguousarray(w[:, a:b]), FLOAT32)
         for a, b in pairwise(cuts)
     ]
     total = kernels.digits_add(shards[::-1])
@@ -185,17 +181,13 @@ def random_states(count: int) -> np.ndarray:
     for i in range(count):
         width = rng.choice([33, 48, 64])
         dense = rng.choice([0.1, 1.0])
-        digits = [
-            rng.getrandbits(width) - (1 << width - 1) if rng.random() < dense else 0 for _ in range(NB - 3)
-        ]
+        digits = [rng.getrandbits(width) - (1 << width - 1) if rng.random() < dense else 0 for _ in range(NB - 3)]
         if i % 3 == 0:
             tie = (rng.getrandbits(24) | 1 << 24 | 1) << rng.randint(0, 500)
             digits = long_accumulator.digits_of(rng.choice([1, -1]) * (tie + rng.choice([-1, 0, 1])))
         counts = [rng.choice([1, 2**40]) if rng.random() < 0.03 else 0 for _ in range(3)]
         states.append([*digits, *counts])
-    return np.array(
-        [*states, [0] * NB, [2**63 - 1] * (NB - 3) + [0] * 3, [-(2**63)] * (NB - 3) + [0] * 3], np.int64
-    )
+    return np.array([*states, [0] * NB, [2**63 - 1] * (NB - 3) + [0] * 3, [-(2**63)] * (NB - 3) + [0] * 3], np.int64)
 
 
 @pytest.mark.parametrize("denominator", [0, 1, 2, 3, 7, 10**6, 2**32 - 1, 2**32 + 1, 2**62, 2**63 - 1])
@@ -203,9 +195,7 @@ def random_states(count: int) -> np.ndarray:
 def test_digits_finalize_rounds_any_state_over_any_denominator(kernels, form, denominator):
     states = random_states(2000)
     rounded = kernels.digits_finalize(states, denominator, form)
-    assert rounded.tolist() == [
-        long_accumulator.finalize(state, form, denominator) for state in states.tolist()
-    ]
+    assert rounded.tolist() == [long_accumulator.finalize(state, form, denominator) for state in states.tolist()]
 
 
 @pytest.mark.parametrize("form", FORMATS, ids=lambda form: form.name)
