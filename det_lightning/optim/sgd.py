@@ -9,7 +9,7 @@ Each line is a multiplication and then an addition: never a fused multiply-add, 
 
 import torch
 
-STATE_NAMES = ("momentum_buffer",)
+from det_lightning.optim.scaling import scaled
 
 
 @torch.no_grad()
@@ -23,19 +23,14 @@ def sgd_step(optimizer: torch.optim.SGD) -> None:
                 continue
             update = -parameter.grad if group["maximize"] else parameter.grad
             if group["weight_decay"]:
-                update = update + _scaled(parameter, group["weight_decay"])
+                update = update + scaled(parameter, group["weight_decay"])
             if momentum:
                 state = optimizer.state[parameter]
                 buffer = state.get("momentum_buffer")
                 if buffer is None:
                     buffer = update.clone()
                 else:
-                    buffer = _scaled(buffer, momentum) + (_scaled(update, keep) if keep != 1.0 else update)
+                    buffer = scaled(buffer, momentum) + (scaled(update, keep) if keep != 1.0 else update)
                 state["momentum_buffer"] = buffer
-                update = update + _scaled(buffer, momentum) if group["nesterov"] else buffer
-            parameter.copy_(parameter - _scaled(update, rate))
-
-
-def _scaled(tensor: torch.Tensor, factor: float) -> torch.Tensor:
-    """RN(tensor RN(factor)): the factor is rounded to the tensor's format, then one product."""
-    return tensor * torch.tensor(factor, dtype=tensor.dtype)
+                update = update + scaled(buffer, momentum) if group["nesterov"] else buffer
+            parameter.copy_(parameter - scaled(update, rate))

@@ -3,12 +3,13 @@
 from collections.abc import Callable
 
 import torch
-from torch.optim import SGD, Optimizer
+from torch.optim import SGD, Adam, AdamW, Optimizer
 
 from det_lightning.errors import UncoveredError
+from det_lightning.optim.adam import adam_step
 from det_lightning.optim.sgd import sgd_step
 
-STEPS: dict[type[Optimizer], Callable[[Optimizer], None]] = {SGD: sgd_step}
+STEPS: dict[type[Optimizer], Callable[[Optimizer], None]] = {SGD: sgd_step, Adam: adam_step, AdamW: adam_step}
 
 
 def check_optimizer(optimizer: Optimizer) -> None:

@@ -1,0 +1,50 @@
+// What the two residue_gemm kernels share: the memory of blocks and units (see residue.cu), and the reduction modulo p.
+#pragma once
+
+#include "formats.cuh"
+
+using int8 = signed char;
+
+constexpr int BLOCK = 128;
+constexpr int BLOCK_BYTES = BLOCK * BLOCK;
+// Blocks of terms whose sum of products stays below 2^38 / (2 p): 128 * 128 * 65536 = 2^30.
+constexpr int BLOCKS_A_SUM = 512;
+
+struct Modulus {
+    int p;
+    int reciprocal;  // 2^38 / p < 2^31
+};
+
+__device__ __forceinline__ Modulus modulus_of(int i) {
+    constexpr uint64 low = 0xe9eff1f7fbfdff00ull, high = 0xc1c5c7d3d9dfe3e5ull >> 0;
+    int p = static_cast<int>((i < 8 ? low >> (8 * i) : high >> (8 * (i - 8))) & 0xff);
+    if (p == 0) p = 256;
+    return {p, static_cast<int>(((1ull << 38) + p / 2) / static_cast<uint64>(p))};
+}
+
+// The balanced residue. Requires: |sum| <= 2^30. The quotient is off from sum / p by less than 2^-9 before it is rounded.
+__device__ __forceinline__ int reduce(int sum, Modulus m) {
+    int64 scaled = static_cast<int64>(sum) * m.reciprocal + (1ll << 37);
+    return sum - (static_cast<int>(scaled >> 32) >> 6) * m.p;
+}
+
+__device__ __forceinline__ uint32 pack(int a, int b, int c, int d) {
+    return __byte_perm(__byte_perm(a, b, 0x0040), __byte_perm(c, d, 0x0040), 0x5410);
+}
+
+// A tile of one modulus and one batch. Tiles of neighbouring numbers share rows or columns, to meet in the cache.
+struct Tile {
+    int plane;   // modulus * batches + batch
+    int row;     // in tiles
+    int column;  // in tiles
+};
+
+__device__ __forceinline__ Tile tile_of(int64 number, int tile_rows, int tile_columns) {
+    constexpr int GROUP = 8;
+    int per_plane = tile_rows * tile_columns;
+    int inside = static_cast<int>(number % per_plane);
+    int first = inside / (GROUP * tile_columns) * GROUP;
+    int size = min(tile_rows - first, GROUP);
+    int in_group = inside % (GROUP * tile_columns);
+    return {static_cast<int>(number / per_plane), first + in_group % size, in_group / size};
+}
