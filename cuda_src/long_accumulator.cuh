@@ -3,11 +3,19 @@
 
 #include "formats.cuh"
 
+// The digits of one thread in shared memory, neighbouring threads side by side: digits[place] without bank conflicts.
+template <int STRIDE>
+struct DigitColumn {
+    int64* first;
+    __device__ int64& operator[](int place) const { return first[place * STRIDE]; }
+};
+
 // Adds significand * 2^exponent, negated if asked, to three neighbouring digits.
-// Requires: significand < 2^48; -298 <= exponent <= 208.
+// Requires: significand < 2^64; -298 <= exponent; the integer ends below digit DIGITS, or its upper digits are zero.
 // Ensures: the value of the digits grows by exactly that; each digit moves by less than 2^32, so canonical digits take
 //          2^31 - 1 such additions before a carry pass is due.
-__device__ inline void add_integer(int64* digits, uint64 significand, int exponent, bool negative) {
+template <class Digits>
+__device__ inline void add_integer(Digits digits, uint64 significand, int exponent, bool negative) {
     int shift = exponent - LOWEST_EXPONENT;
     int place = shift / DIGIT_BITS;
     int offset = shift % DIGIT_BITS;
@@ -21,7 +29,8 @@ __device__ inline void add_integer(int64* digits, uint64 significand, int expone
 
 // Adds the exact product x * w. NaN, and infinity times zero, count as NaN terms; other infinities by their sign.
 // Requires: x and w decoded from float32, bfloat16 or float16.
-__device__ inline void add_product(int64* digits, Term x, Term w) {
+template <class Digits>
+__device__ inline void add_product(Digits digits, Term x, Term w) {
     bool negative = x.negative != w.negative;
     if (x.kind == FINITE && w.kind == FINITE) {
         uint64 significand = static_cast<uint64>(x.significand) * w.significand;  // < 2^48
@@ -34,7 +43,8 @@ __device__ inline void add_product(int64* digits, Term x, Term w) {
 }
 
 // Adds one exact value: its product with one.
-__device__ inline void add_term(int64* digits, Term x) { add_product(digits, x, Term{1, 0, false, FINITE}); }
+template <class Digits>
+__device__ inline void add_term(Digits digits, Term x) { add_product(digits, x, Term{1, 0, false, FINITE}); }
 
 // Carries, low digit to high.
 // Requires: |digits[17]| < 2^62.
@@ -47,14 +57,6 @@ __device__ inline void normalise(int64* digits) {
         digits[j] = low & DIGIT_MASK;
     }
     digits[DIGITS - 1] += carry;
-}
-
-// Adds the digits of all 32 lanes of a warp; every lane returns with the sum.
-// Requires: all lanes call it; the sum of the magnitudes of one place over the lanes < 2^63.
-__device__ inline void add_digits_over_warp(int64* digits) {
-    for (int place = 0; place < NB; place++)
-        for (int distance = 16; distance > 0; distance /= 2)
-            digits[place] += __shfl_xor_sync(0xffffffffu, digits[place], distance);
 }
 
 // Integer atomics: the order in which warps arrive cannot be seen in the sum.

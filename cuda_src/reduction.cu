@@ -1,47 +1,175 @@
 // architectures: sm_80 sm_89 sm_90 sm_100 sm_120
 // sum: digits[o, i, :] += exact sum over l of x[o, l, i] (or of x[o, l, i]^2), x: [outer, length, inner] contiguous.
 //
-// Launch: grid (outer * inner, chunks), any block that is a multiple of 32 threads. The chunks of one sum meet in the
-// digits through integer atomics, so neither their number nor their order can be seen. digits_normalise then carries.
+// Launch: THREADS threads; grid (outer * ceil(inner / THREADS), chunks). The chunks of one sum meet in the digits through
+// integer atomics, so neither their number nor their order can be seen. digits_normalise then carries.
+//
+// Sixteen terms at a time are added as integers on the grid of the largest, those that fit it; the sum of the sixteen,
+// and each term that does not fit, goes into the thread's digits.
 
 #include "long_accumulator.cuh"
 
-constexpr int LANES = 32;
+constexpr int THREADS = 256;
+constexpr int TERMS = 16;
+using Column = DigitColumn<THREADS>;
 
-// Requires: length < 2^31; digits canonical (zero, say) at entry; `shared` holds 21 places.
-__device__ void add_sum(
-    const void* x, int x_format, int64* digits, int64 length, int64 inner, bool squares, int64* shared
+// The pattern of a float32 with the same value.
+__device__ __forceinline__ uint32 float32_bits(uint32 bits, int format) {
+    if (format == FLOAT32) return bits;
+    if (format == BFLOAT16) return bits << 16;
+    float value;
+    asm("cvt.f32.f16 %0, %1;" : "=f"(value) : "h"(static_cast<unsigned short>(bits)));
+    return __float_as_uint(value);
+}
+
+// Out of line: few terms come here, and it is inlined sixteen times otherwise.
+__device__ __noinline__ void add_alone(Column digits, uint32 bits) {
+    add_term(digits, decode(bits, format_of(FLOAT32)));
+}
+
+// digits += sum of the floats. Each digit moves by less than 2^37.
+__device__ __forceinline__ void add_terms(Column digits, const uint32 (&bits)[TERMS]) {
+    constexpr uint32 EXPONENT = 0x7f800000;
+    constexpr int WINDOW = 34;  // 24 + 34 + 4 bits < 63
+    uint32 top = 0;
+#pragma unroll
+    for (int v = 0; v < TERMS; v++) top = max(top, bits[v] & EXPONENT);
+    int base = static_cast<int>(top >> 23) - WINDOW;
+    bool special = top == EXPONENT;
+    int64 sum = 0;
+    uint32 outside = 0;
+#pragma unroll
+    for (int v = 0; v < TERMS; v++) {
+        int field = static_cast<int>(bits[v] >> 23 & 0xff);
+        uint32 fraction = bits[v] & 0x7fffff;
+        uint32 significand = field ? fraction | 0x800000 : fraction;
+        int shift = max(field, 1) - base;
+        if (shift < 0 || special) {
+            outside |= static_cast<uint32>(bits[v] << 1 != 0) << v;
+        } else {
+            int64 term = static_cast<int64>(static_cast<uint64>(significand) << shift);
+            sum += static_cast<int>(bits[v]) < 0 ? -term : term;
+        }
+    }
+    if (sum) add_integer(digits, static_cast<uint64>(sum < 0 ? -sum : sum), base - 150, sum < 0);
+    if (outside) {
+#pragma unroll
+        for (int v = 0; v < TERMS; v++)
+            if (outside >> v & 1) add_alone(digits, bits[v]);
+    }
+}
+
+__device__ __noinline__ void add_square(Column digits, uint32 bits) {
+    Term term = decode(bits, format_of(FLOAT32));
+    add_product(digits, term, term);
+}
+
+__device__ __forceinline__ void add_squares(Column digits, const uint32 (&bits)[TERMS]) {
+#pragma unroll
+    for (int v = 0; v < TERMS; v++)
+        if (bits[v] << 1) add_square(digits, bits[v]);
+}
+
+template <bool SQUARES>
+__device__ __forceinline__ void add(Column digits, const uint32 (&bits)[TERMS]) {
+    if constexpr (SQUARES) add_squares(digits, bits);
+    else add_terms(digits, bits);
+}
+
+// One sum over contiguous terms, by all threads of the blocks that share it.
+template <bool SQUARES>
+__device__ __forceinline__ void add_row(Column digits, const char* row, int format, int64 length) {
+    bool aligned = (reinterpret_cast<uint64>(row) & 15) == 0;
+    int64 stride = static_cast<int64>(gridDim.y) * THREADS;
+    int64 groups = (length + TERMS - 1) / TERMS;
+    uint32 bits[TERMS];
+    for (int64 group = static_cast<int64>(blockIdx.y) * THREADS + threadIdx.x; group < groups; group += stride) {
+        int64 first = group * TERMS;
+        if (aligned && first + TERMS <= length) {
+            // Which terms meet in a thread does not matter, so the threads of a warp take neighbouring 16 bytes where
+            // they all can.
+            int64 of_warp = group - threadIdx.x % 32;
+            bool whole_warp = (of_warp + 32) * TERMS <= length;
+            const uint4* from = reinterpret_cast<const uint4*>(row);
+            if (format == FLOAT32) {
+#pragma unroll
+                for (int q = 0; q < 4; q++) {
+                    uint4 four = __ldcs(from + (whole_warp ? of_warp * 4 + q * 32 + threadIdx.x % 32 : group * 4 + q));
+                    bits[4 * q] = four.x, bits[4 * q + 1] = four.y, bits[4 * q + 2] = four.z, bits[4 * q + 3] = four.w;
+                }
+            } else {
+#pragma unroll
+                for (int q = 0; q < 2; q++) {
+                    uint4 eight = __ldcs(from + (whole_warp ? of_warp * 2 + q * 32 + threadIdx.x % 32 : group * 2 + q));
+                    uint32 words[4] = {eight.x, eight.y, eight.z, eight.w};
+#pragma unroll
+                    for (int v = 0; v < 8; v++)
+                        bits[8 * q + v] = float32_bits(words[v / 2] >> (v % 2 * 16) & 0xffff, format);
+                }
+            }
+        } else {
+#pragma unroll
+            for (int v = 0; v < TERMS; v++)
+                bits[v] = first + v < length ? float32_bits(load_bits(row, first + v, format), format) : 0;
+        }
+        add<SQUARES>(digits, bits);
+    }
+}
+
+// A sum a column: neighbouring threads take neighbouring columns; `lanes` threads share one.
+template <bool SQUARES>
+__device__ __forceinline__ void add_column(
+    Column digits, const char* column, int format, int64 length, int64 inner, int lanes, int lane
 ) {
-    int64 sum[NB];
-    for (int place = 0; place < NB; place++) sum[place] = 0;
-    for (int place = threadIdx.x; place < NB; place += blockDim.x) shared[place] = 0;
-    __syncthreads();
-
-    int64 first = blockIdx.x / inner * length * inner + blockIdx.x % inner;
-    int64 stride = static_cast<int64>(gridDim.y) * blockDim.x;
-    for (int64 l = static_cast<int64>(blockIdx.y) * blockDim.x + threadIdx.x; l < length; l += stride) {
-        Term term = load_term(x, first + l * inner, x_format);
-        if (squares) add_product(sum, term, term);
-        else add_term(sum, term);
-    }
-    add_digits_over_warp(sum);
-    if (threadIdx.x % LANES == 0) {
-        for (int place = 0; place < NB; place++) add_digit_atomically(shared + place, sum[place]);
-    }
-    __syncthreads();
-    for (int place = threadIdx.x; place < NB; place += blockDim.x) {
-        add_digit_atomically(digits + static_cast<int64>(blockIdx.x) * NB + place, shared[place]);
+    uint32 bits[TERMS];
+    int64 stride = static_cast<int64>(gridDim.y) * lanes * TERMS;
+    for (int64 first = (static_cast<int64>(blockIdx.y) * lanes + lane) * TERMS; first < length; first += stride) {
+#pragma unroll
+        for (int v = 0; v < TERMS; v++)
+            bits[v] = first + v < length ? float32_bits(load_bits(column, (first + v) * inner, format), format) : 0;
+        add<SQUARES>(digits, bits);
     }
 }
 
-extern "C" __global__ void sum_partial(const void* x, int x_format, int64* digits, int64 length, int64 inner) {
-    __shared__ int64 shared[NB];
-    add_sum(x, x_format, digits, length, inner, false, shared);
+// Requires: length < 2^31; digits canonical (zero, say) at entry.
+template <bool SQUARES>
+__device__ __forceinline__ void add_sum(const void* x, int format, int64* digits, int64 length, int64 inner) {
+    __shared__ int64 memory[NB * THREADS];
+    Column own{memory + threadIdx.x};
+    for (int place = 0; place < NB; place++) own[place] = 0;
+    int64 element_bytes = format == FLOAT32 ? 4 : 2;
+    const char* data = static_cast<const char*>(x);
+    if (inner == 1) {
+        add_row<SQUARES>(own, data + blockIdx.x * length * element_bytes, format, length);
+        __syncthreads();
+        // A warp a place.
+        for (int place = threadIdx.x / 32; place < NB; place += THREADS / 32) {
+            int64 sum = 0;
+            for (int t = threadIdx.x % 32; t < THREADS; t += 32) sum += memory[place * THREADS + t];
+            for (int distance = 16; distance > 0; distance /= 2) sum += __shfl_xor_sync(0xffffffffu, sum, distance);
+            if (threadIdx.x % 32 == 0 && sum) add_digit_atomically(digits + blockIdx.x * int64(NB) + place, sum);
+        }
+        return;
+    }
+    int64 blocks_a_row = (inner + THREADS - 1) / THREADS;
+    int64 outer = blockIdx.x / blocks_a_row;
+    int width = static_cast<int>(min(inner, static_cast<int64>(THREADS)));
+    int lanes = THREADS / width, lane = threadIdx.x / width;
+    int64 column = blockIdx.x % blocks_a_row * THREADS + threadIdx.x % width;
+    if (lane >= lanes || column >= inner) return;
+    add_column<SQUARES>(own, data + (outer * length * inner + column) * element_bytes, format, length, inner, lanes, lane);
+    for (int place = 0; place < NB; place++)
+        if (own[place]) add_digit_atomically(digits + (outer * inner + column) * NB + place, own[place]);
 }
 
-extern "C" __global__ void sum_of_squares_partial(
+extern "C" __global__ void __launch_bounds__(THREADS) sum_partial(
     const void* x, int x_format, int64* digits, int64 length, int64 inner
 ) {
-    __shared__ int64 shared[NB];
-    add_sum(x, x_format, digits, length, inner, true, shared);
+    add_sum<false>(x, x_format, digits, length, inner);
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS) sum_of_squares_partial(
+    const void* x, int x_format, int64* digits, int64 length, int64 inner
+) {
+    add_sum<true>(x, x_format, digits, length, inner);
 }

@@ -335,8 +335,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) residue_digits(
             int place = shift / DIGIT_BITS;
             uint64 carried = 0;
             for (int d = 0; d < 5; d++) {
-                uint64 word = static_cast<uint32>(magnitude >> (DIGIT_BITS * d * (d < 4)));
-                if (d == 4) word = 0;
+                uint64 word = d < 4 ? static_cast<uint32>(magnitude >> (DIGIT_BITS * d)) : 0;
                 carried |= word << (shift % DIGIT_BITS);
                 uint32 digit = static_cast<uint32>(carried);
                 if (digit) to[place + d] += sign * static_cast<int64>(digit);

@@ -16,7 +16,8 @@ struct Modulus {
 };
 
 __device__ __forceinline__ Modulus modulus_of(int i) {
-    constexpr uint64 low = 0xe9eff1f7fbfdff00ull, high = 0xc1c5c7d3d9dfe3e5ull >> 0;
+    // The list of residue.cuh, 256 as 0.
+    constexpr uint64 low = 0xe9eff1f7fbfdff00ull, high = 0xc1c5c7d3d9dfe3e5ull;
     int p = static_cast<int>((i < 8 ? low >> (8 * i) : high >> (8 * (i - 8))) & 0xff);
     if (p == 0) p = 256;
     return {p, static_cast<int>(((1ull << 38) + p / 2) / static_cast<uint64>(p))};

@@ -13,6 +13,7 @@ import importlib.util
 import os
 import sys
 import time
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -21,7 +22,7 @@ from ..errors import DetError
 
 SOURCE_FOLDER = Path(cuda_src.__file__).resolve().parent
 ARCHITECTURES_MARK = "// architectures:"
-FLAGS = ("--std=c++17", "-fmad=false")
+FLAGS = ("--std=c++17", "-fmad=false", "--device-int128")
 _NEWEST_MAJOR, _OLDEST_MAJOR = 13, 12
 
 
@@ -102,9 +103,10 @@ def _text_or_bytes(program: ctypes.c_void_p, name: str) -> bytes:
     return buffer.raw
 
 
-def compile_with_log(source: Path, architecture: str) -> tuple[bytes, str]:
+def compile_with_log(source: Path, architecture: str, defines: Mapping[str, int] | None = None) -> tuple[bytes, str]:
     """(cubin, compiler log) of `source` for an architecture such as "sm_90"; the log holds the warnings.
 
+    `defines`: macros that a source reads, such as {"MODULI": 11}; each has a default there.
     Raises DetError with NVRTC's log if the source does not compile.
     """
     program = ctypes.c_void_p()
@@ -113,6 +115,7 @@ def compile_with_log(source: Path, architecture: str) -> tuple[bytes, str]:
     _check(created, f"nvrtcCreateProgram for {source}")
     try:
         options = [f"-arch={architecture}", f"-I{SOURCE_FOLDER}", *FLAGS]
+        options += [f"-D{name}={value}" for name, value in (defines or {}).items()]
         encoded = (ctypes.c_char_p * len(options))(*(option.encode() for option in options))
         status = _library().nvrtcCompileProgram(program, len(options), encoded)
         log = _text_or_bytes(program, "nvrtcGetProgramLog").rstrip(b"\0").decode(errors="replace").strip()
@@ -123,9 +126,9 @@ def compile_with_log(source: Path, architecture: str) -> tuple[bytes, str]:
         _library().nvrtcDestroyProgram(ctypes.byref(program))
 
 
-def compile_cubin(source: Path, architecture: str) -> bytes:
+def compile_cubin(source: Path, architecture: str, defines: Mapping[str, int] | None = None) -> bytes:
     """The cubin of `source`, fused multiply-adds off, subnormals kept. Raises DetError with the log."""
-    return compile_with_log(source, architecture)[0]
+    return compile_with_log(source, architecture, defines)[0]
 
 
 def _report(source: Path) -> tuple[bool, str]:

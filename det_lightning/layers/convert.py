@@ -20,6 +20,12 @@ COVERED = {
     nn.Unflatten,
     nn.ReLU,
     nn.CrossEntropyLoss,
+    nn.MSELoss,
+    nn.L1Loss,
+    nn.SmoothL1Loss,
+    nn.HuberLoss,
+    nn.BCELoss,
+    nn.BCEWithLogitsLoss,
 }
 
 

@@ -7,6 +7,7 @@ tensor cannot move a bit of the training and passes.
 import inspect
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import torch
@@ -15,6 +16,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from det_lightning.errors import DetError, UncoveredError
+from det_lightning.layers.loss_calls import LOSS_FUNCTIONS, loss_call
 from det_lightning.layers.loss_terms import LossTerms
 from det_lightning.ops import activation, linear, loss
 
@@ -61,7 +63,7 @@ class FunctionMode(TorchFunctionMode):
         self._replacements: dict[Callable, Callable] = {
             F.linear: self._linear,
             linear.linear: self._linear,
-            F.cross_entropy: self._cross_entropy,
+            **{func: partial(self._loss, func) for func in LOSS_FUNCTIONS},
             loss.exact_mean: self._exact_mean,
             **dict.fromkeys(_RELU, self._relu),
             **dict.fromkeys(_INPLACE_RELU, self._inplace_relu),
@@ -165,20 +167,10 @@ class FunctionMode(TorchFunctionMode):
     def _inplace_relu(self, x):
         return x.copy_(self._relu(x))
 
-    def _cross_entropy(
-        self, input, target, weight=None, size_average=None, ignore_index=-100, reduce=None, reduction="mean",
-        label_smoothing=0.0,
-    ):  # fmt: skip
-        if weight is not None or size_average is not None or reduce is not None or label_smoothing != 0.0:
-            raise self.refusal(
-                "cross_entropy with weight=, label_smoothing=, size_average= or reduce=",
-                "Covered: F.cross_entropy(logits, class_indices) with reduction 'mean' or 'none'.",
-            )
-        if reduction not in ("mean", "none"):
-            raise self.refusal(f"cross_entropy with reduction={reduction!r}", "Covered: 'mean' and 'none'.")
-        self.terms.refuse_operands("cross_entropy", (input,))
-        items = loss.cross_entropy_items(input, target)
-        return items if reduction == "none" else self._exact_mean(items)
+    def _loss(self, func, *args, **kwargs):
+        self.terms.refuse_operands(func.__name__, tuple(_flatten((args, kwargs))))
+        items, mean = loss_call(func, args, kwargs, self.refusal)
+        return self._exact_mean(items) if mean else items
 
     def _mean(self, input, *args, **kwargs):
         if args or kwargs:
@@ -204,7 +196,7 @@ class FunctionMode(TorchFunctionMode):
         """The error for an uncovered call, with the path of the module whose code made it."""
         return UncoveredError(
             f'strategy="det" has no arithmetic contract for {what}, called in {self._place()}. '
-            + (advice or 'Replace it by covered operations (linear, relu, cross_entropy, mean, + - * /, views), or move '
+            + (advice or 'Replace it by covered operations (linear, relu, losses, mean, + - * /, views), or move '
                'it out of training_step (data set, validation, callback), or train with strategy="ddp".')
         )  # fmt: skip
 

@@ -3,6 +3,7 @@
 cross_entropy, per row with target t:
     m = max_j x_j;  d_j = RN(x_j - m);  e_j = exp(d_j);  s = RN(sum_j e_j);  loss = RN(log(s) - d_t)
     backward: p_j = RN(e_j / s);  g_j = RN(g RN(p_j - [j = t]))
+    0, and gradients of 0, in rows whose target is ignored
 exact_mean(v) = RN(sum v / n) with the exact sum; its backward passes the gradient through UNDIVIDED: the division
 by the number of items of the whole global batch comes once, after the exact sum over all of them.
 """
@@ -20,29 +21,32 @@ from .reduction import det_sum, det_sum_partial
 
 class _CrossEntropy(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, logits, target):
+    def forward(ctx, logits, target, ignored):
+        target = torch.where(ignored, 0, target)
         shifted = logits - logits.amax(dim=1, keepdim=True)
         exponentials = det_exp(shifted)
         total = det_sum(exponentials, dim=1)
         chosen = shifted.gather(1, target.unsqueeze(1)).squeeze(1)
-        ctx.save_for_backward(exponentials, total, target)
-        return canonical_nan(det_log(total) - chosen)
+        ctx.save_for_backward(exponentials, total, target, ignored)
+        return canonical_nan(torch.where(ignored, 0.0, det_log(total) - chosen))
 
     @staticmethod
     @once_differentiable
     def backward(ctx, gradient):
-        exponentials, total, target = ctx.saved_tensors
+        exponentials, total, target, ignored = ctx.saved_tensors
         difference = exponentials / total.unsqueeze(1)
         one_hot = torch.zeros_like(difference).scatter_(1, target.unsqueeze(1), 1.0)
-        return canonical_nan(gradient.unsqueeze(1) * (difference - one_hot)), None
+        product = canonical_nan(gradient.unsqueeze(1) * (difference - one_hot))
+        return torch.where(ignored.unsqueeze(1), 0.0, product), None, None
 
 
-def cross_entropy_items(logits: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+def cross_entropy_items(logits: torch.Tensor, target: torch.Tensor, *, ignore_index: int | None = None) -> torch.Tensor:
     """The cross-entropy of each row, not reduced; differentiable once.
 
     Args:
         logits: [M, C] float32, C >= 1.
-        target: [M] int64 class indices in [0, C).
+        target: [M] int64 class indices in [0, C), or ignore_index.
+        ignore_index: rows with this target get the loss 0 and no gradient.
 
     Returns:
         [M] float32.
@@ -57,14 +61,15 @@ def cross_entropy_items(logits: torch.Tensor, target: torch.Tensor) -> torch.Ten
         )
     if logits.dtype != torch.float32 or logits.shape[1] == 0:
         raise InputError(f"cross_entropy takes float32 logits [M, C >= 1]; got {logits.dtype} {tuple(logits.shape)}")
-    outside = (target < 0) | (target >= logits.shape[1])
+    ignored = target == ignore_index if ignore_index is not None else torch.zeros_like(target, dtype=torch.bool)
+    outside = ((target < 0) | (target >= logits.shape[1])) & ~ignored
     if outside.any():
         place = int(outside.nonzero()[0])
         raise InputError(
-            f"cross_entropy: target[{place}] = {int(target[place])} is outside [0, {logits.shape[1]}); "
-            f"ignore_index is not covered"
+            f"cross_entropy: target[{place}] = {int(target[place])} is outside [0, {logits.shape[1]})"
+            + ("" if ignore_index is None else f" and is not ignore_index = {ignore_index}")
         )
-    return _CrossEntropy.apply(logits, target)
+    return _CrossEntropy.apply(logits, target, ignored)
 
 
 class _ExactMean(torch.autograd.Function):

@@ -89,15 +89,18 @@ def check_fetching(trainer: Any) -> None:
 
 
 def evaluation_loader(loader: object, *, world_size: int, rank: int) -> object:
-    """Each sample exactly once over all ranks; a rank without samples gets the batch's first with weight zero."""
+    """Each sample exactly once over all ranks; a rank without samples gets the batch's first with weight zero.
+
+    With drop_last the samples that fill no batch of the loader are left out, the same ones at every world size.
+    """
     if not isinstance(loader, DataLoader):
         raise UncoveredError(f'strategy="det" evaluates on torch.utils.data.DataLoader, got {type(loader).__name__}.')
     check_loader(loader)
+    samples = len(loader.dataset)
     order = SampleOrder(
-        samples=len(loader.dataset),
+        samples=samples - samples % loader.batch_size if loader.drop_last else samples,
         global_batch=world_size * loader.batch_size,
         shuffle=is_shuffled(loader),
-        drop_last=loader.drop_last,
     )
     return SliceLoader(loader, SliceSampler(order, world_size=world_size, rank=rank, accumulate=1))
 

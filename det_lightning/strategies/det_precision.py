@@ -48,13 +48,14 @@ class PrecisionProperty:
 
     @property
     def precision_plugin(self) -> Any:
-        return self._precision_plugin
+        return self._precision_plugin or self.det_precision()
 
     @precision_plugin.setter
     def precision_plugin(self, plugin: Any) -> None:
-        if plugin is None or type(plugin) is self.stock_precision:
+        # None stays None: with a plugin set here, Lightning would not look at Trainer(precision=...).
+        if type(plugin) is self.stock_precision:
             plugin = self.det_precision()
-        if type(plugin) is not self.det_precision:
+        if plugin is not None and type(plugin) is not self.det_precision:
             raise UncoveredError(
                 f"precision plugin {type(plugin).__name__} (precision={getattr(plugin, 'precision', '?')}) is not covered "
                 f'by strategy="det" in this version. Pass Trainer(precision="32-true").'

@@ -242,13 +242,15 @@ class DetStrategyMixin:
     # Checkpoints
 
     def save_checkpoint(self, checkpoint: dict[str, Any], filepath: Any, storage_options: Any = None) -> None:
-        if self._pending:
+        accumulate = self.lightning_module.trainer.accumulate_grad_batches
+        if self._pending and self.lightning_module.trainer.state.status.value == "interrupted":
+            resume.back_to_whole_step(checkpoint, accumulate)
+        elif self._pending:
             raise InputError(
                 f"a checkpoint was asked for after {self._pending} micro-batches of an unfinished optimizer step; their "
                 f"digits are not part of a checkpoint. Save every_n_train_steps or at the end of an epoch."
             )
         if self.training_data.order is not None:
-            accumulate = self.lightning_module.trainer.accumulate_grad_batches
             checkpoint[resume.KEY] = resume.stamp(self.training_data.order, accumulate)
         super().save_checkpoint(checkpoint, filepath, storage_options)
         self.saved_checkpoints.append((checkpoint["global_step"], str(filepath)))

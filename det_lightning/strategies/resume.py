@@ -89,6 +89,15 @@ def take_over(checkpoint: dict[str, Any], accumulate: int, *, by_steps: bool) ->
     return resumed
 
 
+def back_to_whole_step(checkpoint: dict[str, Any], accumulate: int) -> None:
+    """After an exception within a step: the checkpoint stands before that step, which a resumed run takes anew."""
+    progress = checkpoint["loops"]["fit_loop"]["epoch_loop.batch_progress"]
+    begun = progress["current"]["completed"] % accumulate
+    for count in (progress["current"], progress["total"]):
+        count.update(dict.fromkeys(_TRACKERS, count["completed"] - begun))
+    progress["is_last_batch"] = False
+
+
 def _begin_next_epoch(loop: dict[str, Any]) -> None:
     """A run with a limit of steps that resumes from a finished epoch would go through that epoch once more, without a
     batch, and count it twice: it is to resume from the start of the next one."""

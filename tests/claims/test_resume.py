@@ -104,9 +104,10 @@ def test_a_schedule_by_epochs_goes_on(step, tmp_path):
 
 @pytest.mark.parametrize("limit", [-1, 100], ids=["limit of epochs", "limit of steps too"])
 def test_no_epoch_is_lost_after_a_checkpoint_of_an_epochs_end(limit, tmp_path):
-    epochs = replace(BY_EPOCH, split=SPLITS[1], steps=-1, trainer={"max_epochs": 4, "enable_checkpointing": True})
+    epochs = replace(BY_EPOCH, split=SPLITS[1], steps=-1, trainer={"max_epochs": 4})
     every_epoch = ModelCheckpoint(tmp_path, save_top_k=-1, filename="{step}")
-    whole = outcome_of(replace(epochs, callbacks=(every_epoch,)))
+    saving = {"max_epochs": 4, "enable_checkpointing": True}
+    whole = outcome_of(replace(epochs, callbacks=(every_epoch,), trainer=saving))
     assert (whole.global_step, whole.epoch) == (20, 4)
     outcome_of(replace(epochs, trainer={"max_epochs": 2}, checkpoint=tmp_path / "after fit.ckpt"))
     for name in ("step=10.ckpt", "after fit.ckpt"):

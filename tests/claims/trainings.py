@@ -88,6 +88,7 @@ class Run:
         data: (how many samples) -> data set.
         build: () -> LightningModule.
         loader: more arguments of the training DataLoader.
+        loaders: what the Trainer gets instead of a DataLoader over the data, or None.
         validation: length of a validation set, or None.
         options: of DetStrategy.
         trainer: more arguments of the Trainer.
@@ -103,6 +104,7 @@ class Run:
     data: Callable[[int], Any] = spread_samples
     build: Callable[[], LightningModule] = Network
     loader: dict[str, Any] = field(default_factory=dict)
+    loaders: Any = None
     validation: int | None = None
     options: dict[str, Any] = field(default_factory=dict)
     trainer: dict[str, Any] = field(default_factory=dict)
@@ -120,7 +122,7 @@ class Outcome:
 
     Attributes:
         weights: after each step (and first: before), all parameters in order of names.
-        optimizer: momentum buffers at the end, likewise.
+        optimizer: its state at the end, likewise.
         rates: the learning rate after each step.
     """
 
@@ -192,7 +194,9 @@ def train(rank: int, world_size: int, port: int, run: Run) -> Outcome:
         callbacks=callbacks,
     )
     module = run.build()
-    loader = DataLoader(run.data(run.samples), batch_size=run.split.batch, **run.loader)
+    loader = run.loaders
+    if loader is None:
+        loader = DataLoader(run.data(run.samples), batch_size=run.split.batch, **run.loader)
     validation = None if run.validation is None else DataLoader(run.data(run.validation), batch_size=4)
     try:
         trainer.fit(module, loader, validation, ckpt_path=run.resume)
@@ -201,14 +205,15 @@ def train(rank: int, world_size: int, port: int, run: Run) -> Outcome:
     finally:
         if dist.is_initialized():
             dist.destroy_process_group()
-    state = trainer.optimizers[0].state
-    buffers = [
-        state[p]["momentum_buffer"] for _, p in sorted(module.named_parameters()) if "momentum_buffer" in state[p]
+    states = [
+        tensor
+        for _, parameter in sorted(module.named_parameters())
+        for _, tensor in sorted(trainer.optimizers[0].state[parameter].items())
     ]
     return Outcome(
         record.weights,
         record.losses,
-        b"".join(buffer.numpy().tobytes() for buffer in buffers),
+        b"".join(tensor.numpy().tobytes() for tensor in states),
         record.rates,
         trainer.global_step,
         trainer.current_epoch,

@@ -1,5 +1,10 @@
 """Compiling kernels needs NVRTC and nothing else: these tests run without a GPU."""
 
+import os
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+
 import pytest
 
 from det_lightning.errors import DetError
@@ -18,9 +23,33 @@ def nvrtc():
 
 @pytest.mark.parametrize("source", cuda_compile.sources(), ids=lambda source: source.name)
 def test_every_source_compiles_for_the_hopper_it_names_without_a_warning(source):
-    assert "sm_90" in cuda_compile.named_architectures(source)
-    cubin, log = cuda_compile.compile_with_log(source, "sm_90")
+    (hopper,) = [name for name in cuda_compile.named_architectures(source) if name.startswith("sm_90")]
+    cubin, log = cuda_compile.compile_with_log(source, hopper)
     assert cubin.startswith(ELF) and log == ""
+
+
+@pytest.mark.parametrize("moduli", [4, 9, 16])
+def test_residues_compile_for_any_number_of_moduli(moduli):
+    cubin, log = cuda_compile.compile_with_log(cuda_compile.SOURCE_FOLDER / "residue.cu", "sm_90", {"MODULI": moduli})
+    assert cubin.startswith(ELF) and log == ""
+
+
+def _cubin_in_new_process(folder: str) -> bytes:
+    code = (
+        "from det_lightning.kernels import cuda, cuda_compile\n"
+        "path = cuda.cubin_path(cuda_compile.SOURCE_FOLDER / 'digits.cu', 'sm_90', {})\n"
+        "print(path, path.stat().st_size)"
+    )
+    environment = {**os.environ, "XDG_CACHE_HOME": folder}
+    return subprocess.run([sys.executable, "-c", code], env=environment, check=True, capture_output=True).stdout
+
+
+def test_processes_that_start_at_once_share_one_sound_cubin(tmp_path):
+    with ThreadPoolExecutor(4) as pool:
+        outputs = set(pool.map(_cubin_in_new_process, [str(tmp_path)] * 4))
+    assert len(outputs) == 1
+    (cubin,) = [path for path in tmp_path.rglob("*") if path.is_file()]
+    assert cubin.read_bytes().startswith(ELF)
 
 
 def test_a_source_that_does_not_compile_is_an_error_with_the_compilers_log(tmp_path):

@@ -200,24 +200,36 @@ def test_digits_finalize_rounds_any_state_over_any_denominator(kernels, form, de
 
 @pytest.mark.parametrize("form", FORMATS, ids=lambda form: form.name)
 @pytest.mark.parametrize(
-    ("shape", "dim"), [((1000,), 0), ((5, 333), 1), ((333, 5), 0), ((3, 40, 7), 1), ((4, 0), 1), ((1, 1), 0)]
-)
-def test_sum_partial_is_exact_for_any_dimension_and_any_number_of_chunks(kernels, form, shape, dim):
+    ("shape", "dim"),
+    [
+        ((1000,), 0), ((100_003,), 0), ((5, 333), 1), ((333, 5), 0), ((3, 40, 7), 1), ((4, 0), 1), ((1, 1), 0),
+        ((2, 700, 300), 1), ((5000, 10), 1), ((40, 17), 1),
+    ],
+)  # fmt: skip
+def test_sum_states_is_exact_for_any_dimension(kernels, form, shape, dim):
     x = finite_bits(np.random.default_rng(3), form, shape)
     x.flat[: min(2, x.size)] = form.infinity_bits
     rows = np.moveaxis(x, dim, -1).reshape(x.size // shape[dim] if shape[dim] else shape[0], shape[dim])
-    expected, squares = [], []
-    for row in rows:
-        state, square = long_accumulator.zero_state(), long_accumulator.zero_state()
+    expected, square = [], long_accumulator.zero_state()
+    for row in rows[:400]:
+        state = long_accumulator.zero_state()
         for bits in row.tolist():
             long_accumulator.add_term(state, bits, form)
-            long_accumulator.add_product(square, bits, bits, form)
         expected.append(long_accumulator.normalise(state))
-        squares.append(long_accumulator.normalise(square))
-    for chunks in (1, 2, 13):
-        assert kernels.sum_partial(x, form, dim, chunks).reshape(-1, NB).tolist() == expected
-    found = kernels.sum_partial(x, form, dim, 3, "sum_of_squares_partial").reshape(-1, NB)
-    assert found.tolist() == squares
+    assert kernels.sum_states(x, form, dim).reshape(-1, NB)[:400].tolist() == expected
+    some = x.ravel()[:3000]
+    for bits in some.tolist():
+        long_accumulator.add_product(square, bits, bits, form)
+    assert kernels.sum_states(some, form, 0, squares=True).tolist() == long_accumulator.normalise(square)
+
+
+@pytest.mark.parametrize("spread", [0, 3, 40, 120])
+def test_sum_states_is_exact_where_terms_leave_the_window_of_their_neighbours(kernels, spread):
+    rng = np.random.default_rng(spread)
+    x = (rng.standard_normal(50_000) * 2.0 ** rng.integers(-spread, spread + 1, 50_000)).astype(np.float32)
+    exact = sum((Fraction(float(v)) for v in x), Fraction(0))
+    state = kernels.sum_states(x.view(np.uint32), FLOAT32, 0).reshape(-1)
+    assert long_accumulator.fraction_of(state.tolist()) == exact
 
 
 # (kernel's code, bits of an element, format of a float)

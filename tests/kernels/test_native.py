@@ -11,7 +11,7 @@ from det_lightning.kernels.cpu.native import compiler, digits
 
 KERNELS = {
     "digits": ["normalise_states", "finalize_states"],
-    "scan": ["scan_rows"],
+    "scan": ["scan_rows", "scan_bands"],
     "gemm": ["gemm_block", "gemm_digits_block"],
     "reduction": ["sum_block", "sum_of_squares_block"],
     "digest": ["lanes_block", "float64_lanes_block"],
@@ -90,3 +90,10 @@ def test_a_kernel_that_calls_a_library_is_refused(body, symbol, monkeypatch):
     monkeypatch.setattr(digits, "calling", compiler.kernel(body), raising=False)
     with pytest.raises(RuntimeError, match=rf"kernel digits.calling needs \[.*{symbol}"):
         compiler.object_code("digits", "calling")
+
+
+def test_the_launcher_of_scans_knows_the_constants_of_the_kernel():
+    from det_lightning.kernels.cpu import scan as launcher
+    from det_lightning.kernels.cpu.native import scan
+
+    assert (launcher.BAND_BITS, launcher.LONG, launcher.PLACES) == (scan.BAND_BITS, scan.LONG, scan.SCAN_PLACES)

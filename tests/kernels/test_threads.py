@@ -27,6 +27,7 @@ class Recorder:
         with self.lock:
             self.blocks.append((start, stop, packed))
             self.threads.add(threading.get_ident())
+        return stop
 
 
 @pytest.fixture
@@ -41,7 +42,7 @@ def thread_count():
 def test_blocks_cover_every_row_once(rows, count, thread_count):
     thread_count(count)
     kernel = Recorder()
-    threads.run_blocks(kernel, rows, 10**9, 3, -4)
+    assert threads.run_blocks(kernel, rows, 10**9, 3, -4) == rows
     covered = [row for start, stop, _ in kernel.blocks for row in range(start, stop)]
     assert sorted(covered) == list(range(rows))
     assert {packed for _, _, packed in kernel.blocks} == {threads.pack(3, -4)}
@@ -58,7 +59,7 @@ def test_little_work_stays_in_the_calling_thread(thread_count):
 
 def test_no_rows_are_no_call():
     kernel = Recorder()
-    threads.run_blocks(kernel, 0, 10**9)
+    assert threads.run_blocks(kernel, 0, 10**9) == 0
     assert kernel.blocks == []
 
 

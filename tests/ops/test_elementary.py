@@ -139,6 +139,19 @@ def test_shape_strides_threads_and_empty_tensors(name):
 
 
 @both
+@pytest.mark.parametrize("doubt", [32, ALWAYS_IN_DOUBT], ids=["short", "double-double"])
+def test_flushing_subnormals_in_the_calling_thread_changes_nothing(name, doubt):
+    x = torch.cat([samples(name, 300), float32(EDGES)])
+    expected = elementwise(name, x, doubt)
+    assert torch.set_flush_denormal(True)
+    try:
+        result = elementwise(name, x, doubt)
+    finally:
+        torch.set_flush_denormal(False)
+    assert_same_bits(result, expected)
+
+
+@both
 def test_misuse_is_refused(name):
     with pytest.raises(InputError, match=f"det_{name}: x has dtype bfloat16; allowed: float32"):
         FUNCTIONS[name][0](torch.ones(2, dtype=torch.bfloat16))

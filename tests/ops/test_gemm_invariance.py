@@ -5,14 +5,14 @@ import threading
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from det_lightning.kernels.cpu import gemm as launcher
 from det_lightning.kernels.cpu import gemm_float64
 from det_lightning.ops.digits import det_combine, det_finalize, zero_digits
 from det_lightning.ops.gemm import ENGINES, add_gemm_digits, det_gemm, det_gemm_partial
-from tests.ops.exact_oracle import any_patterns, cancelling_pair, wide_values
+from tests.ops.exact_oracle import any_patterns, cancelling_pair, exact_gemm, wide_values
 from tests.same_bits import assert_same_bits
 
 every_engine = pytest.mark.parametrize("engine", ENGINES)
@@ -29,6 +29,7 @@ def operands(m=33, k=257, n=29):
     return wide_values(1, m, k), wide_values(2, n, k), wide_values(3, n)
 
 
+@settings(max_examples=30)
 @given(order=st.permutations(range(60)), seed=st.integers(0, 1000))
 def test_the_order_of_terms_does_not_matter(order, seed):
     x, w = any_patterns(seed, 2, 60), wide_values(seed, 3, 60, spread=25.0)
@@ -36,6 +37,7 @@ def test_the_order_of_terms_does_not_matter(order, seed):
         assert_same_bits(det_gemm(x[:, order], w[:, order], engine=engine), det_gemm(x, w))
 
 
+@settings(max_examples=60)
 @given(cuts=st.lists(st.integers(0, 257), max_size=6), seed=st.integers(0, 1000), engine=st.sampled_from(ENGINES))
 def test_any_split_of_the_terms_composes(cuts, seed, engine):
     x, w = wide_values(seed, 4, 257), wide_values(seed + 1, 3, 257)
@@ -128,6 +130,70 @@ def test_rows_of_every_width_take_their_own_way(monkeypatch):
     for count in range(7):
         monkeypatch.setattr(gemm_float64, "moduli_count", lambda *arguments, n=count: n)
         assert_same_bits(det_gemm(x, w), expected)
+
+
+def row_of_width(bits: int, terms: int, seed: int) -> torch.Tensor:
+    """A row [1, terms] whose lowest and highest set bits are `bits` apart, with elements everywhere between."""
+    generator = torch.Generator().manual_seed(seed)
+    exponents = torch.randint(0, bits - 23, (terms,), generator=generator)
+    exponents[0], exponents[-1] = 0, bits - 24
+    significands = torch.randint(1 << 23, 1 << 24, (terms,), generator=generator) | 1
+    signs = torch.randint(0, 2, (terms,), generator=generator) * 2 - 1
+    return (significands * signs).double().ldexp(exponents - 149).float().view(1, terms)
+
+
+def test_rows_at_the_edges_of_bands_are_cut_exactly(monkeypatch):
+    widths = [24, 53, 54, 55, 107, 108, 109, 162, 163, 215, 216, 217, 270, 277]
+    x = torch.cat([row_of_width(width, 40, width) for width in widths])
+    w = torch.cat([row_of_width(width, 40, 1000 + width) * 2.0**30 for width in widths[:6]])
+    bias = torch.cat([torch.tensor([0.0, 1.0, 2.0**-149]), wide_values(1, 3)])
+    expected = det_gemm(x, w, bias, engine="long_accumulator")
+    assert_same_bits(expected, exact_gemm(x, w, bias))
+    for count in range(7):
+        monkeypatch.setattr(gemm_float64, "moduli_count", lambda *arguments, n=count: n)
+        assert_same_bits(det_gemm(x, w, bias), expected)
+        assert_same_bits(det_gemm(w, x).T, det_gemm(x, w))
+        assert_same_bits(det_finalize(det_gemm_partial(x, w)), det_gemm(x, w, engine="long_accumulator"))
+
+
+def test_a_tile_whose_bands_take_too_much_memory_is_quartered(monkeypatch):
+    x = torch.cat([row_of_width(width, 30, width) for width in range(24, 215, 3)])
+    w = torch.cat([row_of_width(width, 30, width) for width in range(25, 215, 7)])
+    expected = det_gemm(x, w, engine="long_accumulator")
+    tiles = []
+    count = gemm_float64.moduli_count
+    monkeypatch.setattr(gemm_float64, "moduli_count", lambda *a: tiles.append(a[0].bands) or count(*a))
+    monkeypatch.setattr(launcher, "SCRATCH_BYTES", 60_000)
+    monkeypatch.setattr(launcher, "_tile_side", lambda terms: 64)
+    assert_same_bits(det_gemm(x, w, engine="float64"), expected)
+    assert len(tiles) > 4
+
+
+def test_a_float64_engine_that_fails_its_self_test_is_not_used(monkeypatch):
+    x, w, bias = operands()
+    monkeypatch.setattr(gemm_float64, "products_are_exact", lambda: False)
+    monkeypatch.setattr(gemm_float64, "residue_products", lambda *arguments: pytest.fail("used"))
+    assert_same_bits(det_gemm(x, w, bias, engine="float64"), det_gemm(x, w, bias, engine="long_accumulator"))
+
+
+def test_the_self_test_of_the_float64_engine_passes_here():
+    assert gemm_float64.products_are_exact()
+
+
+@every_engine
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+def test_flushing_subnormals_in_the_calling_thread_changes_nothing(dtype, engine):
+    x, w = wide_values(4, 6, 50, spread=40.0).to(dtype), wide_values(5, 7, 50, spread=40.0)
+    tiny = torch.tensor([3], dtype=torch.int16).view(dtype) if dtype != torch.float32 else torch.tensor(3 * 2.0**-149)
+    x[:3] = tiny
+    w[0] = 2.0**-7
+    expected = det_gemm(x, w, engine=engine)
+    assert torch.set_flush_denormal(True)
+    try:
+        result = det_gemm(x, w, engine=engine)
+    finally:
+        torch.set_flush_denormal(False)
+    assert_same_bits(result, expected)
 
 
 @pytest.mark.parametrize("shape", [(200, 1500, 150), (64, 4500, 64)])

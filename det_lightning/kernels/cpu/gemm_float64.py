@@ -5,13 +5,15 @@ would wait for them for ever, so there this engine is not chosen unless torch is
 """
 
 import os
+from functools import cache
 
 import numpy as np
 import torch
 
-from ...arithmetic.residue import BLOCK_TERMS, MAXIMUM_MODULI, RECONSTRUCTED_BITS
+from ...arithmetic.residue import BLOCK_TERMS, MAXIMUM_MODULI, RECONSTRUCTED_BITS, moduli
 from ...arithmetic.residue import capacity as _capacity
 from .machine_code import Kernel
+from .scan import Scan
 from .threads import run_blocks
 
 _residues_block = Kernel("residues", "residues_block")
@@ -32,29 +34,41 @@ def _lost_openmp_threads() -> bool:
     return _openmp_process not in (None, os.getpid()) and torch.get_num_threads() > 1
 
 
+@cache
+def products_are_exact() -> bool:
+    """The engine's self-test, at its first product: a block of the largest residues against integer arithmetic."""
+    largest = moduli(1)[0] // 2
+    rng = np.random.default_rng(1)
+    x, w = (largest - rng.integers(0, 2, (2, 9, BLOCK_TERMS))) * rng.choice([-1, 1], (2, 9, 1))
+    return np.array_equal(torch.mm(torch.tensor(x).double(), torch.tensor(w).double().t()).numpy(), x @ w.T)
+
+
 def capacity(count: int) -> int:
     """16 * log2 of the sums that `count` moduli rebuild; -1 for none."""
     return min(_capacity(count), 16 * RECONSTRUCTED_BITS) if count else -1
 
 
-def moduli_count(x_norms: torch.Tensor, w_norms: torch.Tensor, terms: int, engine: str) -> int:
-    """How many moduli are the quickest way to a product of rows with these norms; 0 if none is.
+def moduli_count(x: Scan, w: Scan, terms: int, engine: str) -> int:
+    """How many moduli are the quickest way to a product of these operands; 0 if none is.
 
-    Pairs beyond the capacity of the moduli go through 128 bits or a long accumulator.
+    Pairs of bands beyond the capacity of the moduli go through 128 bits or a long accumulator.
     """
-    rows, columns = x_norms.numel(), w_norms.numel()
-    pairs = rows * columns
+    pairs = x.bands * w.bands
     plain = _COST_128 * pairs * terms
     if engine == "long_accumulator" or plain == 0.0:
         return 0
     if engine == "auto" and (plain < _COST_START or _lost_openmp_threads()):
         return 0
+    if not products_are_exact():
+        return 0
     # numpy, because torch may answer a search with OpenMP threads, which a forked child no longer has.
-    x_norms, w_norms = x_norms.numpy(), np.sort(w_norms.numpy())
+    x_norms, w_norms = x.norms.numpy(), np.sort(w.norms.numpy())
     best, best_cost = 0, float("inf") if engine == "float64" else plain
     for count in range(1, MAXIMUM_MODULI + 1):
         within = int(np.searchsorted(w_norms, capacity(count) - x_norms, side="right").sum())
-        per_modulus = _COST_FLOAT64 * pairs * terms + _COST_RESIDUE * (rows + columns) * terms + _COST_REBUILD * pairs
+        per_modulus = (
+            _COST_FLOAT64 * pairs * terms + _COST_RESIDUE * (x.bands + w.bands) * terms + _COST_REBUILD * pairs
+        )
         cost = _COST_START + count * per_modulus + _COST_128 * (pairs - within) * terms
         if cost < best_cost:
             best, best_cost = count, cost
@@ -63,8 +77,13 @@ def moduli_count(x_norms: torch.Tensor, w_norms: torch.Tensor, terms: int, engin
     return best
 
 
-def residue_products(x_scan_at: int, w_scan_at: int, rows: int, columns: int, terms: int, count: int) -> torch.Tensor:
-    """float64 [count, rows, columns]: sums of products of residues, integers below 2^53.
+def scratch_bytes(x: Scan, w: Scan, terms: int, count: int) -> int:
+    """Memory of a product's scans, residues and sums."""
+    return 8 * (count * x.bands * w.bands + 2 * (x.bands + w.bands) * terms)
+
+
+def residue_products(x: Scan, w: Scan, terms: int, count: int) -> torch.Tensor:
+    """float64 [count, bands of x, bands of w]: sums of products of residues, integers below 2^53.
 
     The folds are in the smaller operand. A block of BLOCK_TERMS terms and the reduced sum of the blocks before it stay
     exact in any order of summation.
@@ -72,22 +91,22 @@ def residue_products(x_scan_at: int, w_scan_at: int, rows: int, columns: int, te
     global _openmp_process
     if torch.get_num_threads() > 1:
         _openmp_process = os.getpid()
-    x_residues = torch.empty((rows, terms), dtype=torch.float64)
-    w_residues = torch.empty((columns, terms), dtype=torch.float64)
-    sums = torch.empty((count, rows, columns), dtype=torch.float64)
-    x_folded, w_folded = (count, 0) if rows <= columns else (0, count)
+    x_residues = torch.empty((x.bands, terms), dtype=torch.float64)
+    w_residues = torch.empty((w.bands, terms), dtype=torch.float64)
+    sums = torch.empty((count, x.bands, w.bands), dtype=torch.float64)
+    x_folded, w_folded = (count, 0) if x.bands <= w.bands else (0, count)
     for which in range(count):
-        for scan_at, size, folded, out in (
-            (x_scan_at, rows, x_folded, x_residues),
-            (w_scan_at, columns, w_folded, w_residues),
-        ):
-            run_blocks(_residues_block, size, 2 * size * terms, scan_at, size, terms, which, folded, out.data_ptr())
+        for scan, folded, out in ((x, x_folded, x_residues), (w, w_folded, w_residues)):
+            run_blocks(
+                _residues_block, scan.bands, 2 * scan.bands * terms,
+                scan.at, scan.bands, terms, which, folded, out.data_ptr(),
+            )  # fmt: skip
         target = sums[which]
         for k in range(0, terms, BLOCK_TERMS):
             left, right = x_residues[:, k : k + BLOCK_TERMS], w_residues[:, k : k + BLOCK_TERMS].t()
             if k == 0:
                 torch.mm(left, right, out=target)
             else:
-                run_blocks(_reduce_block, rows, 2 * rows * columns, target.data_ptr(), columns, which)
+                run_blocks(_reduce_block, x.bands, 2 * x.bands * w.bands, target.data_ptr(), w.bands, which)
                 target.addmm_(left, right)
     return sums

@@ -134,8 +134,8 @@ class Kernel:
                 self._entry = _ENTRY(engine.get_function_address(self.name))
         return self._entry
 
-    def __call__(self, start: int, stop: int, *arguments: int) -> None:
-        self.entry()(start, stop, pack(*arguments))
+    def __call__(self, start: int, stop: int, *arguments: int) -> int:
+        return self.entry()(start, stop, pack(*arguments))
 
 
 def pack(*arguments: int) -> bytes:

@@ -36,34 +36,32 @@ def _executor(threads: int) -> ThreadPoolExecutor:
         return _pool
 
 
-def run_blocks(kernel: Kernel, rows: int, steps: int, *arguments: int) -> None:
+def run_blocks(kernel: Kernel, rows: int, steps: int, *arguments: int) -> int:
     """Call `kernel(start, stop, *arguments)` over blocks that cover `range(rows)`, and wait for all of them.
 
     `steps` estimates the work of the whole; little work stays in the calling thread. There are as many threads as
-    `torch.get_num_threads()` says, the calling one included.
+    `torch.get_num_threads()` says, the calling one included. Returns the largest number that a block returned.
     """
     if rows <= 0:
-        return
+        return 0
     entry, packed = kernel.entry(), pack(*arguments)
     threads = min(torch.get_num_threads(), rows) if steps > SMALL_WORK else 1
     if threads == 1:
-        entry(0, rows, packed)
-        return
+        return entry(0, rows, packed)
     # Four blocks a thread even out rows of unequal cost.
     blocks = min(rows, 4 * threads)
     pending = [(rows * i // blocks, rows * (i + 1) // blocks) for i in range(blocks)]
 
-    def work() -> None:
+    def work() -> int:
+        largest = 0
         while True:
             try:
                 start, stop = pending.pop()
             except IndexError:
-                return
-            entry(start, stop, packed)
+                return largest
+            largest = max(largest, entry(start, stop, packed))
 
     helpers = [_executor(threads - 1).submit(work) for _ in range(threads - 1)]
-    work()
-    for helper in helpers:
-        # A helper that never started has nothing left to do.
-        if not helper.cancel():
-            helper.result()
+    largest = work()
+    # A helper that never started has nothing left to do.
+    return max(largest, *(0 if helper.cancel() else helper.result() for helper in helpers))

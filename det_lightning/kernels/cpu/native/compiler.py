@@ -2,6 +2,7 @@
 
 A kernel is `function(start, stop, *arguments)` on int64 values alone; arrays enter as addresses. Its object file holds
 one entry, `int32 <name>(int64 start, int64 stop, const int64 *arguments)`, and calls nothing outside but memory copies.
+The entry returns what the kernel returns: a small integer, or 0 for None.
 """
 
 import re
@@ -40,10 +41,10 @@ def _entry(name: str, symbol: str, count: int) -> binding.ModuleRef:
     lines = [
         f'declare i32 @"{symbol}"({types_only})',
         f'define i32 @"{name}"(i64 %start, i64 %stop, ptr %arguments) {{',
-        "%result = alloca ptr\n%error = alloca ptr\nstore ptr null, ptr %error",
+        "%result = alloca i64\n%error = alloca ptr\nstore i64 0, ptr %result\nstore ptr null, ptr %error",
         *loads,
         f'%status = call i32 @"{symbol}"({parameters})',
-        "ret i32 %status\n}",
+        "%value = load i64, ptr %result\n%answer = trunc i64 %value to i32\nret i32 %answer\n}",
     ]
     return binding.parse_assembly("\n".join(lines))
 

@@ -1,8 +1,8 @@
 """Exact products of matrices: every element is one exact sum, kept as an integer until the one rounding.
 
-Three ways to the same integer. A row whose bits span little becomes 64-bit integers on a common power of two; the sum
-over a pair of such rows is rebuilt from residues where these were computed (`native.residues`), or taken in 128 bits.
-Any other pair is summed product by product in a long accumulator.
+Three ways to the same integer. Rows become 64-bit integers on a common power of two (`native.scan`), a wide row several
+bands of them; the sum over a pair of bands is rebuilt from residues where these were computed (`native.residues`), or
+taken in 128 bits. Rows with special values, and very wide ones, are summed product by product in a long accumulator.
 """
 
 import numpy as np
@@ -21,13 +21,13 @@ from .digits import (
     significand_of,
 )
 from .integers import add_128, multiply_add_128, shift_left_128
-from .memory import integers_2, stack_integers, words_1, words_2
+from .memory import integers_1, integers_2, stack_integers, words_1, words_2
 from .residues import rebuild
 from .rounding import MAGNITUDE_DIGITS, round_128, round_state
-from .scan import SCAN_PLACES
+from .scan import BAND_BITS, LONG, SCAN_PLACES
 
-LIMIT = 16 * 126
-"""Norms of two rows, in sixteenths of a bit, may add up to this for a sum in 128 bits."""
+LONG_PAIRS = 4
+"""Pairs of bands up to which sums in 128 bits are quicker than a long accumulator."""
 
 CARRY_TERMS = 1 << 14
 """Products between two carries of a long accumulator (see `add_integer`)."""
@@ -82,33 +82,91 @@ def add_bias_128(high, low, exponent, b):
     return high, low, True
 
 
+@device_function
+def pair_128(x_integers, w_integers, x_norms, w_norms, a, b, terms, sums_at, count, capacity):
+    """The sum of the products of band `a` of x and band `b` of w, modulo 2^128: rebuilt from residues, or summed up."""
+    if x_norms[a] + w_norms[b] <= capacity:
+        return rebuild(sums_at, x_norms.shape[0], w_norms.shape[0], a, b, count)
+    return dot_128(x_integers[a], w_integers[b], terms)
+
+
+@device_function
+def pairs_fit(x_norms, w_norms, a, a_end, b, b_end):
+    """Whether 2^126 bounds the sum over all pairs of bands, on the power of two of the lowest pair."""
+    for s in range(a, a_end):
+        for t in range(b, b_end):
+            # Four pairs of at most 2^124 each.
+            if x_norms[s] + w_norms[t] + 16 * BAND_BITS * (s - a + t - b) > 16 * 124:
+                return False
+    return True
+
+
+@device_function
+def sum_pairs(x_integers, w_integers, x_norms, w_norms, a, a_end, b, b_end, terms, sums_at, count, capacity):
+    """The sum of the products of bands a .. a_end - 1 and b .. b_end - 1. Requires: one pair, or `pairs_fit`."""
+    high, low = pair_128(x_integers, w_integers, x_norms, w_norms, a, b, terms, sums_at, count, capacity)
+    for s in range(a, a_end):
+        for t in range(b, b_end):
+            moved = BAND_BITS * (s - a + t - b)
+            if moved != 0:
+                part_high, part_low = pair_128(
+                    x_integers, w_integers, x_norms, w_norms, s, t, terms, sums_at, count, capacity
+                )
+                part_high, part_low = shift_left_128(part_high, part_low, moved)
+                high, low = add_128(high, low, part_high, part_low)
+    return high, low
+
+
+@device_function
+def add_pairs(state, x_integers, w_integers, x_scan, w_scan, a, a_end, b, b_end, terms, sums_at, count, capacity):
+    """state += the sum of the products of bands a .. a_end - 1 and b .. b_end - 1."""
+    for s in range(a, a_end):
+        for t in range(b, b_end):
+            high, low = pair_128(x_integers, w_integers, x_scan[1], w_scan[1], s, t, terms, sums_at, count, capacity)
+            add_integer_128(state, high, low, x_scan[0, s] + w_scan[0, t])
+
+
+@device_function
+def is_long(x_norm, w_norm, pairs, count):
+    """Whether a pair of rows goes to the long accumulator: it must, or it has so many bands that it had better."""
+    return x_norm >= LONG or w_norm >= LONG or (count == 0 and pairs > LONG_PAIRS)
+
+
 @kernel
 def gemm_block(
-    start, stop, rows, columns, terms, x_at, x_stride, w_at, w_stride, x_scan_at, w_scan_at, engine_limit,
-    sums_at, count, capacity, bias_at, out_at, out_stride, significand_bits, exponent_bits,
+    start, stop, rows, columns, terms, x_at, x_stride, w_at, w_stride, x_scan_at, w_scan_at,
+    x_bands, w_bands, x_first_at, w_first_at, sums_at, count, capacity, bias_at, out_at, out_stride,
+    significand_bits, exponent_bits,
 ):  # fmt: skip
     """out[i, j] = bits of the rounded sum over k of x[i, k] * w[j, k] + bias[j], for the rows of the block.
 
-    x: int32 [M, K], w: int32 [N, K], out: int32 [M, N], rows `*_stride` apart; bias: int32 [N] or address 0; scans as
-    `scan_rows` wrote them; sums as `native.residues.rebuild` reads them. A pair of rows whose norms add up to at most
-    `capacity` is rebuilt from residues, one with at most `engine_limit` <= LIMIT goes through 128 bits.
+    x: int32 [M, K], w: int32 [N, K], out: int32 [M, N], rows `*_stride` apart; bias: int32 [N] or address 0.
+    Scans of x_bands and w_bands rows; bands first[i] .. first[i + 1] - 1 belong to row i, int64 [rows + 1].
+    Pairs of bands whose norms add up to at most `capacity` are rebuilt from the residues of `count` moduli in sums:
+    float64 [count, x_bands, w_bands].
     """
     x, w, out = words_2(x_at, rows, x_stride), words_2(w_at, columns, w_stride), words_2(out_at, rows, out_stride)
-    x_scan, w_scan = integers_2(x_scan_at, SCAN_PLACES, rows), integers_2(w_scan_at, SCAN_PLACES, columns)
-    x_integers = integers_2(x_scan_at + 8 * SCAN_PLACES * rows, rows, terms)
-    w_integers = integers_2(w_scan_at + 8 * SCAN_PLACES * columns, columns, terms)
+    x_scan, w_scan = integers_2(x_scan_at, SCAN_PLACES, x_bands), integers_2(w_scan_at, SCAN_PLACES, w_bands)
+    x_integers = integers_2(x_scan_at + 8 * SCAN_PLACES * x_bands, x_bands, terms)
+    w_integers = integers_2(w_scan_at + 8 * SCAN_PLACES * w_bands, w_bands, terms)
+    x_first, w_first = integers_1(x_first_at, rows + 1), integers_1(w_first_at, columns + 1)
     bias = words_1(bias_at, columns)
     state, magnitude = stack_integers(NB), stack_integers(MAGNITUDE_DIGITS)
     for i in range(start, stop):
+        a, a_end = x_first[i], x_first[i + 1]
         for j in range(columns):
-            b = np.int64(bias[j]) if bias_at != 0 else 0
-            norm, exponent = x_scan[1, i] + w_scan[1, j], x_scan[0, i] + w_scan[0, j]
-            if norm <= engine_limit:
-                if norm <= capacity:
-                    high, low = rebuild(sums_at, rows, columns, i, j, count)
-                else:
-                    high, low = dot_128(x_integers[i], w_integers[j], terms)
-                sum_high, sum_low, fits = add_bias_128(high, low, exponent, b)
+            b, b_end = w_first[j], w_first[j + 1]
+            pairs = (a_end - a) * (b_end - b)
+            bias_bits = np.int64(bias[j]) if bias_at != 0 else 0
+            if is_long(x_scan[1, a], w_scan[1, b], pairs, count):
+                clear(state)
+                dot_long(state, x[i], w[j], terms)
+            elif pairs == 1 or pairs_fit(x_scan[1], w_scan[1], a, a_end, b, b_end):
+                high, low = sum_pairs(
+                    x_integers, w_integers, x_scan[1], w_scan[1], a, a_end, b, b_end, terms, sums_at, count, capacity
+                )
+                exponent = x_scan[0, a] + w_scan[0, b]
+                sum_high, sum_low, fits = add_bias_128(high, low, exponent, bias_bits)
                 if fits:
                     out[i, j] = round_128(sum_high, sum_low, exponent, significand_bits, exponent_bits)
                     continue
@@ -116,15 +174,17 @@ def gemm_block(
                 add_integer_128(state, high, low, exponent)
             else:
                 clear(state)
-                dot_long(state, x[i], w[j], terms)
-            add_bias(state, b)
+                add_pairs(
+                    state, x_integers, w_integers, x_scan, w_scan, a, a_end, b, b_end, terms, sums_at, count, capacity
+                )
+            add_bias(state, bias_bits)
             out[i, j] = round_state(state, magnitude, 1, significand_bits, exponent_bits)
 
 
 @kernel
 def gemm_digits_block(
-    start, stop, rows, columns, terms, x_at, x_stride, w_at, w_stride, x_scan_at, w_scan_at, engine_limit,
-    sums_at, count, capacity, digits_at, digits_stride,
+    start, stop, rows, columns, terms, x_at, x_stride, w_at, w_stride, x_scan_at, w_scan_at,
+    x_bands, w_bands, x_first_at, w_first_at, sums_at, count, capacity, digits_at, digits_stride,
 ):  # fmt: skip
     """digits[i, j] += the canonical digits of the sum over k of x[i, k] * w[j, k], for the rows of the block.
 
@@ -132,23 +192,23 @@ def gemm_digits_block(
     """
     x, w = words_2(x_at, rows, x_stride), words_2(w_at, columns, w_stride)
     digits = integers_2(digits_at, rows * digits_stride, NB)
-    x_scan, w_scan = integers_2(x_scan_at, SCAN_PLACES, rows), integers_2(w_scan_at, SCAN_PLACES, columns)
-    x_integers = integers_2(x_scan_at + 8 * SCAN_PLACES * rows, rows, terms)
-    w_integers = integers_2(w_scan_at + 8 * SCAN_PLACES * columns, columns, terms)
+    x_scan, w_scan = integers_2(x_scan_at, SCAN_PLACES, x_bands), integers_2(w_scan_at, SCAN_PLACES, w_bands)
+    x_integers = integers_2(x_scan_at + 8 * SCAN_PLACES * x_bands, x_bands, terms)
+    w_integers = integers_2(w_scan_at + 8 * SCAN_PLACES * w_bands, w_bands, terms)
+    x_first, w_first = integers_1(x_first_at, rows + 1), integers_1(w_first_at, columns + 1)
     state = stack_integers(NB)
     for i in range(start, stop):
+        a, a_end = x_first[i], x_first[i + 1]
         for j in range(columns):
+            b, b_end = w_first[j], w_first[j + 1]
             clear(state)
-            norm, exponent = x_scan[1, i] + w_scan[1, j], x_scan[0, i] + w_scan[0, j]
-            if norm <= engine_limit:
-                if norm <= capacity:
-                    high, low = rebuild(sums_at, rows, columns, i, j, count)
-                else:
-                    high, low = dot_128(x_integers[i], w_integers[j], terms)
-                add_integer_128(state, high, low, exponent)
-                carry_state(state)
-            else:
+            if is_long(x_scan[1, a], w_scan[1, b], (a_end - a) * (b_end - b), count):
                 dot_long(state, x[i], w[j], terms)
+            else:
+                add_pairs(
+                    state, x_integers, w_integers, x_scan, w_scan, a, a_end, b, b_end, terms, sums_at, count, capacity
+                )
+                carry_state(state)
             target = digits[i * digits_stride + j]
             for place in range(NB):
                 target[place] += state[place]

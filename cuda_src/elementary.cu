@@ -1,0 +1,186 @@
+// architectures: sm_80 sm_89 sm_90 sm_100 sm_120
+// elementary: out = round(f(x)) for float32, one rounding: exp and log.
+//
+// A float64 evaluation, off by less than 2^-50 of the value, decides almost every element; where a rounding to float32
+// lies within DOUBT units of 2^-52 of a tie, or the result is subnormal, pairs of float64 (about 100 bits) decide.
+// Launch: any grid. Contraction is off; __fma_rn is one rounding.
+
+#include "formats.cuh"
+#include "elementary_constants.cuh"
+
+constexpr uint32 INFINITY_BITS = 0x7f800000;
+constexpr uint32 NAN_BITS = 0x7fc00000;
+constexpr uint32 SIGN_BIT = 0x80000000;
+constexpr double ROUND_BITS = 6755399441055744.0;  // 1.5 * 2^52: adding and subtracting it rounds to an integer
+
+struct Pair {
+    double high, low;
+};
+
+__device__ __forceinline__ Pair two_sum(double a, double b) {
+    double total = a + b;
+    double shadow = total - a;
+    return {total, (a - (total - shadow)) + (b - shadow)};
+}
+
+__device__ __forceinline__ Pair fast_two_sum(double a, double b) {
+    double total = a + b;
+    return {total, b - (total - a)};
+}
+
+__device__ __forceinline__ Pair two_product(double a, double b) {
+    double product = a * b;
+    return {product, __fma_rn(a, b, -product)};
+}
+
+__device__ __forceinline__ Pair add(Pair a, Pair b) {
+    Pair high = two_sum(a.high, b.high);
+    Pair low = two_sum(a.low, b.low);
+    high = fast_two_sum(high.high, high.low + low.high);
+    return fast_two_sum(high.high, high.low + low.low);
+}
+
+__device__ __forceinline__ Pair multiply(Pair a, Pair b) {
+    Pair product = two_product(a.high, b.high);
+    return fast_two_sum(product.high, product.low + (a.high * b.low + a.low * b.high));
+}
+
+__device__ __forceinline__ double power_of_two(int k) { return __longlong_as_double(static_cast<int64>(k + 1023) << 52); }
+
+// The float32 nearest to (high + low) * 2^k. The pair is first rounded to odd at 53 bits, so that an inexact sum never
+// looks like a tie of 24 bits or fewer. Requires: high != 0, normal; |k| < 400.
+__device__ __forceinline__ uint32 round_pair(Pair a, int k) {
+    a = fast_two_sum(a.high, a.low);
+    int64 pattern = __double_as_longlong(a.high);
+    if (a.low != 0.0 && (pattern & 1) == 0) pattern += (a.low > 0.0) == (a.high > 0.0) ? 1 : -1;
+    return __float_as_uint(__double2float_rn(__longlong_as_double(pattern) * power_of_two(k)));
+}
+
+// Whether the rounding of z to a normal float32 stays the same when z moves by DOUBT units of its last place.
+__device__ __forceinline__ bool is_decided(double z) {
+    constexpr int DOUBT = 32;
+    constexpr int HALF = 1 << 28;
+    int below = static_cast<int>(__double2loint(z) & ((1 << 29) - 1));
+    return abs(below - HALF) > DOUBT && fabs(z) >= 0x1p-125;
+}
+
+// e^y = (pair) * 2^k. Requires: |y| < 2^10.
+__device__ __noinline__ Pair exp_pair(double y, int& k) {
+    double steps = (y * LOG2_E + ROUND_BITS) - ROUND_BITS;
+    Pair r = two_sum(y, -(steps * LN2_HEAD));
+    Pair product = two_product(steps, LN2_MIDDLE);
+    r = add(r, {-product.high, -product.low});
+    r = fast_two_sum(r.high, r.low - steps * LN2_TAIL);
+    Pair sum = {EXP_TERMS[EXP_DEGREE][0], EXP_TERMS[EXP_DEGREE][1]};
+    for (int n = EXP_DEGREE - 1; n >= 0; n--) sum = add({EXP_TERMS[n][0], EXP_TERMS[n][1]}, multiply(sum, r));
+    k = static_cast<int>(steps);
+    return sum;
+}
+
+__device__ __forceinline__ uint32 exp_bits(uint32 bits, bool short_form) {
+    uint32 magnitude = bits & ~SIGN_BIT;
+    if (magnitude > INFINITY_BITS) return NAN_BITS;
+    if (magnitude >= 0x43000000) return bits & SIGN_BIT ? 0 : INFINITY_BITS;  // |x| >= 128: e^-128 < 2^-150
+    double x = static_cast<double>(__uint_as_float(bits));
+    double shifted = x * LOG2_E + ROUND_BITS;
+    double steps = shifted - ROUND_BITS;
+    double r = __fma_rn(-steps, LN2_MIDDLE, x - steps * LN2_HEAD);
+    double sum = 1.0 / 6227020800.0;  // 1 / 13!
+    sum = __fma_rn(sum, r, 1.0 / 479001600.0);
+    sum = __fma_rn(sum, r, 1.0 / 39916800.0);
+    sum = __fma_rn(sum, r, 1.0 / 3628800.0);
+    sum = __fma_rn(sum, r, 1.0 / 362880.0);
+    sum = __fma_rn(sum, r, 1.0 / 40320.0);
+    sum = __fma_rn(sum, r, 1.0 / 5040.0);
+    sum = __fma_rn(sum, r, 1.0 / 720.0);
+    sum = __fma_rn(sum, r, 1.0 / 120.0);
+    sum = __fma_rn(sum, r, 1.0 / 24.0);
+    sum = __fma_rn(sum, r, 1.0 / 6.0);
+    sum = __fma_rn(sum, r, 0.5);
+    sum = __fma_rn(sum, r, 1.0);
+    sum = __fma_rn(sum, r, 1.0);
+    double z = __longlong_as_double(__double_as_longlong(sum) + (static_cast<int64>(__double2loint(shifted)) << 52));
+    if (short_form && is_decided(z)) return __float_as_uint(__double2float_rn(z));
+    if (magnitude < 0x32800000) return 0x3f800000;  // |x| < 2^-26: within a quarter of an ulp of 1
+    int k;
+    Pair pair = exp_pair(x, k);
+    return round_pair(pair, k);
+}
+
+// 1 / a, within 2^-35. Requires: 1 <= a < 4.
+__device__ __forceinline__ double reciprocal(double a) {
+    double guess;
+    asm("rcp.approx.ftz.f64 %0, %1;" : "=d"(guess) : "d"(a));
+    return __fma_rn(guess, __fma_rn(-a, guess, 1.0), guess);
+}
+
+__device__ __forceinline__ uint32 log_bits(uint32 bits, bool short_form) {
+    uint32 magnitude = bits & ~SIGN_BIT;
+    if (magnitude == 0) return INFINITY_BITS | SIGN_BIT;
+    if (bits & SIGN_BIT || magnitude > INFINITY_BITS) return NAN_BITS;
+    if (magnitude == INFINITY_BITS) return INFINITY_BITS;
+    if (bits == 0x3f800000) return 0;
+    double x = static_cast<double>(__uint_as_float(bits));
+    // x = m 2^e with m in [0.7071, 1.4142): near 1, e = 0 and nothing cancels.
+    int64 pattern = __double_as_longlong(x);
+    int64 shifted = pattern - 0x3fe6a09e00000000ll;
+    int e = static_cast<int>(shifted >> 52);
+    double m = __longlong_as_double(pattern - (static_cast<int64>(e) << 52));
+    // ln m = 2 atanh(s) = 2 s + s^3 (2/3 + 2/5 s^2 + ...), s = (m - 1) / (m + 1), |s| < 0.1716.
+    double above = m + 1.0, below = m - 1.0;
+    double inverse = reciprocal(above);
+    double s = below * inverse;
+    s = __fma_rn(__fma_rn(-s, above, below), inverse, s);
+    double q = s * s;
+    double sum = 2.0 / 23.0;
+    sum = __fma_rn(sum, q, 2.0 / 21.0);
+    sum = __fma_rn(sum, q, 2.0 / 19.0);
+    sum = __fma_rn(sum, q, 2.0 / 17.0);
+    sum = __fma_rn(sum, q, 2.0 / 15.0);
+    sum = __fma_rn(sum, q, 2.0 / 13.0);
+    sum = __fma_rn(sum, q, 2.0 / 11.0);
+    sum = __fma_rn(sum, q, 2.0 / 9.0);
+    sum = __fma_rn(sum, q, 2.0 / 7.0);
+    sum = __fma_rn(sum, q, 2.0 / 5.0);
+    sum = __fma_rn(sum, q, 2.0 / 3.0);
+    double small = __fma_rn(s * q, sum, 2.0 * s);
+    double steps = static_cast<double>(e);
+    double z = __fma_rn(steps, LN2_HEAD, __fma_rn(steps, LN2_MIDDLE, small));
+    if (short_form && is_decided(z)) return __float_as_uint(__double2float_rn(z));
+    // One step of Newton from z: ln x = z + ln(1 + u), u = x e^-z - 1, |u| < 2^-45, u^3 is out of sight.
+    int k;
+    Pair power = exp_pair(-z, k);
+    double scaled = x * power_of_two(k);
+    Pair u = multiply(power, {scaled, 0.0});
+    u = add(u, {-1.0, 0.0});
+    Pair tail = add(u, {-0.5 * u.high * u.high, 0.0});
+    return round_pair(add({z, 0.0}, tail), 0);
+}
+
+// The short form is not trusted at all if `only_pairs`: for tests.
+template <class F>
+__device__ __forceinline__ void elementwise(const uint32* x, uint32* out, int64 count, F f) {
+    int64 stride = static_cast<int64>(gridDim.x) * blockDim.x;
+    int64 thread = static_cast<int64>(blockIdx.x) * blockDim.x + threadIdx.x;
+    int64 done = 0;
+    if (((reinterpret_cast<uint64>(x) | reinterpret_cast<uint64>(out)) & 15) == 0) {
+        for (int64 i = thread; i < count / 4; i += stride) {
+            uint4 four = __ldcs(reinterpret_cast<const uint4*>(x) + i);
+            __stcs(reinterpret_cast<uint4*>(out) + i, make_uint4(f(four.x), f(four.y), f(four.z), f(four.w)));
+        }
+        done = count / 4 * 4;
+    }
+    for (int64 i = done + thread; i < count; i += stride) out[i] = f(x[i]);
+}
+
+extern "C" __global__ void __launch_bounds__(256) elementary_exp(
+    const uint32* x, uint32* out, int64 count, int64 only_pairs
+) {
+    elementwise(x, out, count, [&](uint32 bits) { return exp_bits(bits, !only_pairs); });
+}
+
+extern "C" __global__ void __launch_bounds__(256) elementary_log(
+    const uint32* x, uint32* out, int64 count, int64 only_pairs
+) {
+    elementwise(x, out, count, [&](uint32 bits) { return log_bits(bits, !only_pairs); });
+}

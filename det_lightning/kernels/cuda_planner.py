@@ -1,0 +1,130 @@
+"""How many moduli a product takes: a guess per call site, corrected by what the device counted in earlier calls.
+
+A guess that is too small leaves elements undecided; the device finds them and computes them another way, so the guess
+changes the time only. The count of them comes back without waiting: it is copied when the product is queued and read
+at a later call of the same site.
+"""
+
+import threading
+from dataclasses import dataclass, field
+
+import torch
+
+from ..arithmetic.formats import FLOAT32
+
+MINIMUM_MODULI, MAXIMUM_MODULI = 4, 16
+
+# Seconds on an H200, measured. They decide the time, never a bit.
+_COST_MULTIPLY_ADD = 2 / 1.2e15
+_COST_RESIDUE = 3e-13
+_COST_REBUILD = 2e-12
+_COST_TERM_UNDECIDED = 1.2e-12
+_COST_UNDECIDED = 2e-9
+
+_SETTLING_CALLS = 12
+_SAMPLE_EVERY = 32
+
+
+@dataclass(frozen=True)
+class Site:
+    """What tells one call site from another."""
+
+    device: int
+    batches: int
+    rows: int
+    columns: int
+    terms: int
+    x: torch.dtype
+    w: torch.dtype
+    out: str
+    """The output's format, or "digits"."""
+
+    def seconds_a_modulus(self) -> float:
+        elements = self.batches * self.rows * self.columns
+        residues = self.batches * (self.rows + self.columns) * self.terms
+        return elements * (self.terms * _COST_MULTIPLY_ADD + _COST_REBUILD) + residues * _COST_RESIDUE
+
+    def seconds_of(self, undecided: int) -> float:
+        return undecided * (_COST_UNDECIDED + self.terms * _COST_TERM_UNDECIDED)
+
+
+def first_guess(site: Site) -> int:
+    """Moduli for normally distributed data."""
+    wide = site.x is torch.float32 or site.w is torch.float32
+    if site.out == "digits":
+        return 14 if wide else 10
+    narrow_output = site.out != FLOAT32.name
+    return (9 if narrow_output else 11) if wide else (7 if narrow_output else 9)
+
+
+@dataclass
+class Plan:
+    """The state of one site. `undecided[n]` is what the last call with n moduli left undecided."""
+
+    site: Site
+    moduli: int
+    calls: int = 0
+    undecided: dict[int, int] = field(default_factory=dict)
+    counters: torch.Tensor | None = None
+    """Pinned host memory for the counts in flight; the event says when they are there."""
+    event: torch.cuda.Event | None = None
+    in_flight: int = 0
+    """The moduli of the counted call, 0 if none is in flight."""
+
+    def observe(self) -> None:
+        """Take in the counts of an earlier call if they have arrived, and correct the guess."""
+        if not self.in_flight or not self.event.query():
+            return
+        used, count = self.in_flight, int(self.counters.sum())
+        self.in_flight = 0
+        self.undecided[used] = count
+        if used == self.moduli:
+            self.moduli = next_guess(self.site, self.moduli, self.undecided)
+
+    def wants_counts(self) -> bool:
+        return not self.in_flight and (self.calls <= _SETTLING_CALLS or self.calls % _SAMPLE_EVERY == 0)
+
+    def send(self, flagged: torch.Tensor, moduli: int) -> None:
+        """Queue the copy of the counts int32 [tiles] of a call that used `moduli`."""
+        if self.counters is None or self.counters.shape != flagged.shape:
+            self.counters = torch.empty(flagged.shape, dtype=flagged.dtype, pin_memory=True)
+            self.event = torch.cuda.Event()
+        self.counters.copy_(flagged, non_blocking=True)
+        self.event.record(torch.cuda.current_stream(flagged.device))
+        self.in_flight = moduli
+
+
+def next_guess(site: Site, moduli: int, undecided: dict[int, int]) -> int:
+    """The number of moduli to try next, from the counts seen with each number so far."""
+    modulus, cost = site.seconds_a_modulus(), site.seconds_of(undecided[moduli])
+    elements = site.batches * site.rows * site.columns
+    if cost > modulus and moduli < MAXIMUM_MODULI:
+        # Above the last number that was too few, or far off: two steps.
+        step = 2 if undecided[moduli] > elements // 16 else 1
+        return min(moduli + step, MAXIMUM_MODULI)
+    fewer = moduli - 1
+    saved = modulus + cost
+    if fewer >= MINIMUM_MODULI and cost < modulus / 8 and site.seconds_of(undecided.get(fewer, 0)) < saved:
+        return fewer
+    return moduli
+
+
+_plans: dict[Site, Plan] = {}
+_lock = threading.Lock()
+
+
+def plan_of(site: Site) -> Plan:
+    """The plan of a site, its guess corrected by the counts that have arrived."""
+    plan = _plans.get(site)
+    if plan is None:
+        with _lock:
+            plan = _plans.setdefault(site, Plan(site, first_guess(site)))
+    plan.calls += 1
+    if plan.in_flight and not torch.cuda.is_current_stream_capturing():
+        plan.observe()
+    return plan
+
+
+def forget() -> None:
+    """Start over: every site guesses again."""
+    _plans.clear()

@@ -1,0 +1,551 @@
+"""What has no contract is refused by name, with a way out; what has one is not refused."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from lightning.pytorch import LightningModule
+from lightning.pytorch.callbacks import Callback, GradientAccumulationScheduler, StochasticWeightAveraging
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+from torch.utils.data import BatchSampler, DataLoader, IterableDataset, RandomSampler, SequentialSampler, TensorDataset
+
+from det_lightning.errors import InputError, UncoveredError
+from det_lightning.strategies.given_ranks import free_port
+from tests.claims.trainings import CLASSES, FEATURES, HIDDEN, Network, Run, Split, spread_samples, train
+
+
+def fit(build, **options):
+    """Two steps with one rank in this process."""
+    return train(0, 1, free_port(), Run(split=Split(1, 12, 1), build=build, samples=24, **{"steps": 2, **options}))
+
+
+def network(training_step, **attributes):
+    """() -> a Network with this training_step."""
+    return type("Network", (Network,), {"training_step": training_step, **attributes})
+
+
+# Modules
+
+
+class Nested(Network):
+    def __init__(self, layer: nn.Module):
+        super().__init__()
+        self.encoder = nn.ModuleDict({"blocks": nn.Sequential(nn.Linear(2, 2), layer)})
+
+
+@pytest.mark.parametrize(
+    "layer",
+    [
+        nn.Conv2d(1, 1, 1),
+        nn.BatchNorm1d(4),
+        nn.LayerNorm(4),
+        nn.Dropout(0.5),
+        nn.Embedding(3, 3),
+        nn.MultiheadAttention(4, 2),
+        nn.LSTM(2, 2),
+        nn.Sigmoid(),
+        nn.LazyLinear(3),
+        nn.NLLLoss(),
+    ],
+    ids=lambda layer: type(layer).__name__,
+)
+def test_a_module_without_a_contract_is_refused_by_its_path(layer):
+    module = Nested(layer)
+    with pytest.raises(UncoveredError) as refusal:
+        fit(lambda: module)
+    message = str(refusal.value)
+    assert f"  encoder.blocks.1: {type(layer).__name__}\n" in message
+    assert "encoder.blocks.0" not in message
+    assert 'CrossEntropyLoss, Flatten' in message and 'strategy="ddp"' in message
+    assert type(module.encoder["blocks"][0]) is nn.Linear, "the model is to be as it was"
+
+
+def test_all_modules_without_a_contract_are_named_at_once():
+    module = Nested(nn.Sequential(nn.Tanh(), nn.Linear(2, 2), nn.GELU()))
+    with pytest.raises(UncoveredError, match=r"blocks\.1\.0: Tanh\n.*blocks\.1\.2: GELU"):
+        fit(lambda: module)
+
+
+# Calls in training_step
+
+
+def loss_of(self, batch):
+    x, y = batch
+    return F.cross_entropy(self(x), y)
+
+
+CALLS = {
+    "sigmoid": lambda self, x, h: torch.sigmoid(h),
+    "softmax": lambda self, x, h: h.softmax(1),
+    "matmul": lambda self, x, h: h @ h.t(),
+    "sum": lambda self, x, h: h.sum(),
+    "exp": lambda self, x, h: h.detach().exp(),
+    "pow": lambda self, x, h: h**2,
+    "max": lambda self, x, h: h.max(1).values,
+    "clamp": lambda self, x, h: h.clamp(0, 1),
+    "gather": lambda self, x, h: h.gather(1, torch.zeros(12, 1, dtype=torch.int64)),
+    "getitem": lambda self, x, h: h[torch.tensor([0, 0])],
+    "index_add": lambda self, x, h: h.index_add(0, torch.tensor([0]), h[:1]),
+    "einsum": lambda self, x, h: torch.einsum("ij,kj->ik", h, h),
+    "normalize": lambda self, x, h: F.normalize(h),
+    "kl_div": lambda self, x, h: F.kl_div(h, h.detach()),
+    "log_softmax": lambda self, x, h: F.log_softmax(h, dim=1),
+    "empty": lambda self, x, h: torch.empty(3),
+    "linspace": lambda self, x, h: torch.linspace(0, 1, 3),
+    "cumsum": lambda self, x, h: x.cumsum(0),
+    "randn": lambda self, x, h: torch.randn(3),
+    "rand_like": lambda self, x, h: torch.rand_like(x),
+    "normal": lambda self, x, h: x.clone().normal_(),
+    "dropout": lambda self, x, h: F.dropout(h, 0.1),
+    "backward": lambda self, x, h: h.mean().backward(),
+    "grad": lambda self, x, h: torch.autograd.grad(h[0, 0], h),
+    "register_hook": lambda self, x, h: h.register_hook(lambda g: g * 2),
+    "aten.mm": lambda self, x, h: torch.ops.aten.mm(h, h.t()),
+}
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_a_call_without_a_contract_is_refused_with_the_module_and_the_line(name):
+    def training_step(self, batch, batch_idx):
+        CALLS[name](self, batch[0], self(batch[0]))
+        return loss_of(self, batch)
+
+    with pytest.raises(UncoveredError) as refusal:
+        fit(network(training_step))
+    message = str(refusal.value)
+    assert name.rpartition(".")[2] in message
+    assert "called in the LightningModule itself (Network." in message and ", line " in message
+
+
+def test_a_call_in_a_submodule_is_refused_by_that_modules_path():
+    class Gate(nn.Module):
+        def forward(self, x):
+            return x * torch.tanh(x)
+
+    class Gated(Network):
+        def __init__(self):
+            super().__init__()
+            self.gates = nn.ModuleList([nn.ReLU(), Gate()])
+
+        def training_step(self, batch, batch_idx):
+            x, y = batch
+            return F.cross_entropy(self.output(self.gates[1](self.hidden(x))), y)
+
+    with pytest.raises(UncoveredError, match=r"tanh, called in module 'gates\.1' \(Gate\.forward, line \d+\)"):
+        fit(Gated)
+
+
+# Parameters outside linear layers
+
+
+class Scaled(Network):
+    def __init__(self):
+        super().__init__()
+        self.scale = nn.Parameter(torch.ones(HIDDEN))
+        self.single = nn.Parameter(torch.ones(()))
+        self.table = nn.Parameter(torch.ones(12, CLASSES))
+
+
+PARAMETER_USES = {
+    "scale * h": lambda self, h: self.scale * h,
+    "h + shift": lambda self, h: h + self.scale,
+    "0-dim scale": lambda self, h: h * self.single,
+    "view first": lambda self, h: h * self.scale.view(1, -1),
+    "relu": lambda self, h: F.relu(self.scale),
+    "computed weight": lambda self, h: F.linear(h, self.hidden.weight.t().contiguous()),
+}
+
+
+@pytest.mark.parametrize("use", PARAMETER_USES)
+def test_a_parameter_outside_a_linear_layer_is_refused_by_name(use):
+    def training_step(self, batch, batch_idx):
+        x, y = batch
+        h = self.hidden(x)
+        PARAMETER_USES[use](self, h)
+        return F.cross_entropy(self.output(h), y)
+
+    build = type("Scaling", (Scaled,), {"training_step": training_step})
+    with pytest.raises(UncoveredError, match=r"parameter (scale|single|hidden\.weight).* used? the parameter through"):
+        fit(build)
+
+
+@pytest.mark.parametrize("use", ["as logits", "as input of a linear layer"])
+def test_a_gradient_that_was_rounded_before_the_global_sum_is_found_and_named(use):
+    def training_step(self, batch, batch_idx):
+        x, y = batch
+        if use == "as logits":
+            return F.cross_entropy(self.table, y)
+        return F.cross_entropy(F.linear(self.table, torch.eye(CLASSES) * 2), y)
+
+    build = type("Rounding", (Scaled,), {"training_step": training_step})
+    with pytest.raises(UncoveredError, match="the parameter table received a gradient that was already summed"):
+        fit(build)
+
+
+def test_a_trainable_weight_that_is_not_in_the_model_is_refused():
+    outside = nn.Parameter(torch.ones(CLASSES, FEATURES))
+
+    def training_step(self, batch, batch_idx):
+        return F.cross_entropy(F.linear(batch[0], outside), batch[1])
+
+    with pytest.raises(UncoveredError, match=r"shape \(5, 12\) that is not in the model"):
+        fit(network(training_step))
+
+
+# Gradients through broadcasts, and things that hide them
+
+
+BROADCASTS = {
+    "add": lambda h: h + h[:, :1],
+    "sub": lambda h: h[:1] - h.detach(),
+    "mul": lambda h: h * h[0, 0],
+    "setitem": lambda h: h.new_zeros(12, HIDDEN).__setitem__(slice(None), h[:1]),
+    "setitem with indices": lambda h: h.new_zeros(12, HIDDEN).__setitem__(torch.arange(12), h),
+    "expand": lambda h: h[:1].expand(12, HIDDEN),
+    "add with alpha": lambda h: torch.add(h, h, alpha=0.5),
+    "div, floored": lambda h: torch.div(h, 2.0, rounding_mode="floor"),
+}
+
+
+@pytest.mark.parametrize("name", BROADCASTS)
+def test_a_gradient_through_a_broadcast_is_refused(name):
+    def training_step(self, batch, batch_idx):
+        BROADCASTS[name](self.hidden(batch[0]))
+        return loss_of(self, batch)
+
+    with pytest.raises(UncoveredError, match=name.partition(" ")[0].rstrip(",")):
+        fit(network(training_step))
+
+
+class Doubled(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        return x * 1
+
+    @staticmethod
+    def backward(ctx, g):
+        return g.sum(0).expand_as(g)
+
+
+def test_an_autograd_function_of_the_users_own_is_refused_by_name():
+    def training_step(self, batch, batch_idx):
+        return F.cross_entropy(self.output(Doubled.apply(self.hidden(batch[0]))), batch[1])
+
+    with pytest.raises(UncoveredError, match=r"test_refusals\.Doubled is an autograd function"):
+        fit(network(training_step))
+
+
+def test_activation_checkpointing_is_refused():
+    def training_step(self, batch, batch_idx):
+        x, y = batch
+        return F.cross_entropy(self.output(checkpoint(self.hidden, x, use_reentrant=False)), y)
+
+    with pytest.raises(RuntimeError, match='strategy="det" does not cover activation checkpointing'):
+        fit(network(training_step))
+
+
+# Losses
+
+
+def per_item(self, batch):
+    return F.cross_entropy(self(batch[0]), batch[1], reduction="none")
+
+
+LOSSES = {
+    "a mean of means": (lambda self, b: torch.stack([loss_of(self, b), loss_of(self, b)]).mean(), "stack is applied"),
+    "a mean again": (lambda self, b: loss_of(self, b).mean(), "mean is applied to a mean"),
+    "a product of means": (lambda self, b: loss_of(self, b) * loss_of(self, b), "mul is applied to a mean"),
+    "a power": (lambda self, b: loss_of(self, b) ** 2, "pow is applied to a mean"),
+    "a root": (lambda self, b: loss_of(self, b).sqrt(), "sqrt is applied to a mean"),
+    "a ratio": (lambda self, b: 1.0 / loss_of(self, b), "is applied to a mean"),
+    "a tensor times a mean": (lambda self, b: torch.tensor(0.5) * loss_of(self, b), "mul is applied to a mean"),
+    "a mean in the items": (lambda self, b: (per_item(self, b) * loss_of(self, b)).mean(), "mul is applied to a mean"),
+    "a mean in a view": (lambda self, b: loss_of(self, b).expand(3).mean(), "expand is applied to a mean"),
+    "unlike counts": (lambda self, b: loss_of(self, b) + per_item(self, b)[:5].mean(), "mean over 5 .*mean over 12"),
+    "no mean": (lambda self, b: per_item(self, b)[0], "not a mean that"),
+    "not a scalar": (lambda self, b: per_item(self, b), "not a mean that"),
+    "no gradient": (lambda self, b: loss_of(self, b).detach(), "not a mean that"),
+    "none": (lambda self, b: None, "NoneType without a loss"),
+    "a dict without loss": (lambda self, b: {"logits": 1}, "dict without a loss"),
+    "five means": (lambda self, b: sum(loss_of(self, b) for _ in range(5)), "at most 4 means"),
+    "one dimension": (lambda self, b: self(b[0]).mean(1).mean(), "mean over chosen dimensions"),
+    "class weights": (
+        lambda self, b: F.cross_entropy(self(b[0]), b[1], weight=torch.ones(CLASSES)),
+        "cross_entropy with weight=",
+    ),
+    "label smoothing": (
+        lambda self, b: F.cross_entropy(self(b[0]), b[1], label_smoothing=0.1),
+        "label_smoothing=",
+    ),
+    "a sum": (lambda self, b: F.cross_entropy(self(b[0]), b[1], reduction="sum"), "reduction='sum'"),
+    "class probabilities": (
+        lambda self, b: F.cross_entropy(self(b[0]), torch.full((12, CLASSES), 0.2)),
+        "class probabilities are not covered",
+    ),
+    "a class out of range": (
+        lambda self, b: F.cross_entropy(self(b[0]), b[1].clone().fill_(CLASSES)),
+        r"target\[0\] = 5 is outside \[0, 5\)",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", LOSSES)
+def test_a_loss_that_is_not_a_sum_of_means_is_refused(name):
+    build, message = LOSSES[name]
+    with pytest.raises((UncoveredError, InputError), match=message):
+        fit(network(lambda self, batch, batch_idx: build(self, batch)))
+
+
+def test_micro_batches_with_unlike_losses_are_refused():
+    def training_step(self, batch, batch_idx):
+        loss = loss_of(self, batch)
+        return loss + loss_of(self, batch) if batch_idx == 1 else loss
+
+    with pytest.raises(UncoveredError, match="divide by unlike numbers of items over the global batch: .12, 4"):
+        train(0, 1, free_port(), Run(split=Split(1, 4, 3), build=network(training_step), samples=24, steps=2))
+
+
+# Optimizers, precision, Trainer
+
+
+def optimized(make):
+    return type("Optimized", (Network,), {"configure_optimizers": lambda self: make(self.parameters())})
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda p: torch.optim.RMSprop(p), r"optim\.rmsprop\.RMSprop .*Covered, by exact type: .*torch\.optim\.SGD"),
+        (lambda p: torch.optim.SGD(p, lr=0.1, fused=True), r"SGD\(fused=True\)"),
+        (lambda p: torch.optim.SGD(p, lr=0.1, differentiable=True), r"SGD\(differentiable=True\)"),
+        (lambda p: type("MySGD", (torch.optim.SGD,), {})(p, lr=0.1), r"MySGD has no sequence"),
+        (lambda p: torch.optim.LBFGS(p), r"LBFGS has no sequence"),
+    ],
+)
+def test_an_optimizer_without_a_sequence_is_refused(make, message):
+    with pytest.raises(UncoveredError, match=message):
+        fit(optimized(make))
+
+
+def test_parameters_in_float64_are_refused():
+    with pytest.raises((UncoveredError, InputError), match="float64"):
+        fit(lambda: Network().double())
+
+
+class Manual(Network):
+    def __init__(self):
+        super().__init__()
+        self.automatic_optimization = False
+
+
+class TwoOptimizers(Network):
+    def configure_optimizers(self):
+        return [torch.optim.SGD(layer.parameters(), lr=0.1) for layer in (self.hidden, self.output)]
+
+
+class Iterator_(Network):
+    def training_step(self, dataloader_iter):
+        return loss_of(self, next(dataloader_iter)[0])
+
+
+@pytest.mark.parametrize("precision", ["16-mixed", "bf16-mixed", "bf16-true", "64-true"])
+def test_another_precision_is_refused(precision):
+    with pytest.raises((UncoveredError, InputError), match=r"precision plugin .* \(precision=.*32-true"):
+        fit(Network, trainer={"precision": precision})
+
+
+def test_manual_optimization_is_refused():
+    with pytest.raises(UncoveredError, match="manual optimization"):
+        fit(Manual, trainer={"gradient_clip_val": None})
+
+
+def test_a_training_step_that_takes_the_iterator_is_refused():
+    with pytest.raises(UncoveredError, match=r"training_step\(dataloader_iter\)"):
+        fit(Iterator_)
+
+
+def test_gradient_hooks_are_refused_wherever_they_come_from():
+    class LateHook(Callback):
+        def on_train_start(self, trainer, pl_module):
+            pl_module.hidden.weight.register_hook(lambda g: g * 0)
+
+    class EarlyHook(Network):
+        def __init__(self):
+            super().__init__()
+            self.output.bias.register_post_accumulate_grad_hook(lambda p: None)
+
+    class ModuleHook(Network):
+        def __init__(self):
+            super().__init__()
+            self.hidden.register_full_backward_hook(lambda module, before, after: None)
+
+    with pytest.raises(UncoveredError, match=r"the parameter hidden\.weight has a gradient hook"):
+        fit(Network, callbacks=(LateHook(),))
+    with pytest.raises(UncoveredError, match=r"the parameter output\.bias has a gradient hook"):
+        fit(EarlyHook)
+    with pytest.raises(UncoveredError, match="the module hidden has a backward hook"):
+        fit(ModuleHook)
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "message"),
+    [
+        ({"trainer": {"overfit_batches": 1}}, UncoveredError, "overfit_batches"),
+        ({"split": Split(1, 4, 3), "trainer": {"limit_train_batches": 4}}, InputError, "inside an optimizer step of 3"),
+        ({"trainer": {"limit_train_batches": 0.5}}, InputError, "limit_train_batches=0.5"),
+        ({"callbacks": (GradientAccumulationScheduler({1: 2}),)}, UncoveredError, "GradientAccumulationScheduler"),
+        ({"callbacks": (StochasticWeightAveraging(0.1),)}, UncoveredError, "StochasticWeightAveraging"),
+        ({"options": {"global_batch": 0}}, InputError, "global_batch must be at least 1, got 0"),
+    ],
+)
+def test_a_trainer_that_would_break_the_promise_is_refused(options, error, message):
+    with pytest.raises(error, match=message):
+        train(0, 1, free_port(), Run(**{"split": Split(1, 12, 1), "samples": 24, "steps": 2, **options}))
+
+
+class Endless(IterableDataset):
+    def __iter__(self):
+        yield from zip(*spread_samples(24).tensors, strict=True)
+
+
+class HalfSampler(torch.utils.data.Sampler):
+    def __iter__(self):
+        return iter(range(12))
+
+    def __len__(self):
+        return 12
+
+
+class OwnLoader(DataLoader):
+    pass
+
+
+SOME = TensorDataset(*spread_samples(24).tensors)
+LOADERS = {
+    "a sampler": (DataLoader(SOME, 4, sampler=HalfSampler()), UncoveredError, "the sampler HalfSampler"),
+    "a batch sampler": (
+        DataLoader(SOME, batch_sampler=BatchSampler(SequentialSampler(SOME), 4, False)),
+        UncoveredError,
+        "",
+    ),
+    "no batches": (DataLoader(SOME, batch_size=None), UncoveredError, "batch sampler of its own"),
+    "replacement": (DataLoader(SOME, 4, sampler=RandomSampler(SOME, replacement=True)), InputError, "with replacement"),
+    "fewer samples": (DataLoader(SOME, 4, sampler=RandomSampler(SOME, num_samples=9)), InputError, "draws 9 of 24"),
+    "a stream": (DataLoader(Endless(), 4), UncoveredError, "Endless is an IterableDataset"),
+    "a subclass": (OwnLoader(SOME, 4), UncoveredError, "got a OwnLoader"),
+    "several loaders": ({"a": DataLoader(SOME, 4), "b": DataLoader(SOME, 4)}, UncoveredError, "one DataLoader, got 2"),
+    "a list": ([1, 2, 3], UncoveredError, "DataLoader, got"),
+}
+
+
+@pytest.mark.parametrize("name", LOADERS)
+def test_a_loader_whose_order_cannot_be_cut_is_refused(name):
+    loader, error, message = LOADERS[name]
+    build = type("Loading", (Network,), {"training_step": lambda self, batch, batch_idx: loss_of(self, batch)})
+    with pytest.raises(error, match=message):
+        train(0, 1, free_port(), Run(build=build, steps=2, loaders=loader))
+
+
+def test_a_layer_that_is_unfrozen_during_training_is_refused():
+    class Unfreezes(Network):
+        def __init__(self):
+            super().__init__()
+            self.hidden.requires_grad_(False)
+
+        def on_train_batch_start(self, batch, batch_idx):
+            self.hidden.requires_grad_(batch_idx == 1)
+
+    with pytest.raises(UncoveredError, match=r"shape \(16, 12\) .* was frozen when fit\(\) began"):
+        fit(Unfreezes)
+
+
+# What is covered
+
+
+def everything(self, batch, batch_idx):
+    """Uses every kind of call that a training_step may make."""
+    x, y = batch
+    h = self.hidden(x)
+    h = torch.cat([h[:, :8], h[:, 8:]], dim=1).reshape(-1, 4, 4).transpose(1, 2).flatten(1)
+    h = F.relu(h, inplace=True) + h.detach() * 0.5
+    h = h * (h > 0.01) - torch.zeros_like(h)
+    h = F.linear(h, self.square.weight) / 2.0
+    parts = h.new_zeros(len(h), HIDDEN)
+    parts[:, :4] = h[:, :4]
+    logits = self.output(torch.stack([h, parts]).unbind(0)[0])
+    loss = F.cross_entropy(logits, y)
+    auxiliary = self.criterion(self.output(F.relu(h)), y)
+    with torch.no_grad():
+        accuracy = (logits.argmax(1) == y).float().mean()
+        assert accuracy.item() <= 1 and not torch.isnan(loss)
+    self.log("accuracy", (logits.argmax(1) == y).float().mean(), prog_bar=True, on_step=True, on_epoch=True)
+    self.log("loss", loss, sync_dist=True)
+    self.log_dict({"auxiliary": auxiliary, "n": float(len(x))}, on_epoch=True, on_step=False)
+    self.log("detached", loss.detach().exp() if False else loss.detach())
+    total = 0
+    total += 0.5 * loss
+    total += sum([auxiliary, loss / 3, -0.1 * loss.float()])
+    return {"loss": total, "seen": len(x)}
+
+
+class Everything(Network):
+    training_step = everything
+
+    def __init__(self):
+        super().__init__()
+        self.square = nn.Linear(HIDDEN, HIDDEN)
+        self.tied = nn.Linear(HIDDEN, HIDDEN)
+        self.tied.weight = self.square.weight
+        self.unused = nn.Linear(3, 3)
+        self.frozen = nn.Linear(3, 3).requires_grad_(False)
+        self.criterion = nn.CrossEntropyLoss()
+        self.rectify = nn.ReLU(inplace=True)
+        with torch.no_grad():
+            self.square.weight.copy_(torch.eye(HIDDEN))
+
+    def configure_optimizers(self):
+        return torch.optim.SGD([p for p in self.parameters() if p.requires_grad], lr=0.1, momentum=0.9, foreach=True)
+
+
+def test_what_is_covered_is_accepted_and_trains():
+    module = Everything()
+    unused, frozen = module.unused.weight.clone(), module.frozen.weight.clone()
+    outcome = fit(lambda: module)
+    assert len(set(outcome.weights)) == 3
+    assert {"accuracy", "accuracy_step", "accuracy_epoch", "loss", "auxiliary", "n"} <= set(outcome.logged)
+    assert torch.equal(module.unused.weight, unused) and torch.equal(module.frozen.weight, frozen)
+    assert module.tied.weight is module.square.weight
+
+
+def test_a_model_of_plain_layers_is_accepted_without_changes():
+    class Plain(Network):
+        def __init__(self):
+            super().__init__()
+            self.layers = nn.Sequential(
+                nn.Unflatten(1, (3, 4)), nn.Identity(), nn.Flatten(), nn.Linear(FEATURES, 8), nn.ReLU(inplace=True)
+            )
+            self.head = nn.Linear(8, CLASSES, bias=False)
+
+        def forward(self, x):
+            return self.head(self.layers(x))
+
+    outcome = fit(Plain)
+    assert len(set(outcome.weights)) == 3
+
+
+def test_evaluation_runs_what_training_refuses():
+    class Evaluating(Network):
+        def validation_step(self, batch, batch_idx):
+            x, y = batch
+            logits = self(x)
+            self.log("sum", F.cross_entropy(logits, y, reduction="sum"), reduce_fx="sum")
+            self.log("smooth", F.cross_entropy(logits, y, label_smoothing=0.1))
+            self.log("confidence", logits.softmax(1).max(1).values.double().mean())
+            self.log("norm", logits.norm(dim=1).mean(0))
+
+    outcome = fit(Evaluating, validation=9)
+    assert {"sum", "smooth", "confidence", "norm"} <= set(outcome.logged)
+
+
+def test_only_the_lightningmodule_of_a_fit_is_changed():
+    assert isinstance(Network(), LightningModule) and type(Network().hidden) is nn.Linear

@@ -1,0 +1,95 @@
+"""Each loss against its written sequence in NumPy float32, and close to the real value; gradients are RN(g f')."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+
+from det_lightning.errors import InputError
+from det_lightning.ops.item_losses import LOSSES, loss_items
+
+F32 = np.float32
+STOCK = {
+    "mse": F.mse_loss,
+    "l1": F.l1_loss,
+    "smooth_l1": lambda x, y, reduction: F.smooth_l1_loss(x, y, beta=0.7, reduction=reduction),
+    "huber": lambda x, y, reduction: F.huber_loss(x, y, delta=0.7, reduction=reduction),
+    "bce_logits": F.binary_cross_entropy_with_logits,
+    "bce": F.binary_cross_entropy,
+}
+PARAMETERS = {"smooth_l1": (0.7,), "huber": (0.7,)}
+
+
+def inputs(kind: str) -> tuple[torch.Tensor, torch.Tensor]:
+    generator = torch.Generator().manual_seed(8)
+    x, y = torch.randn(400, generator=generator), torch.randn(400, generator=generator)
+    if kind.startswith("bce"):
+        y = torch.rand(400, generator=generator)
+    return (torch.rand(400, generator=generator) if kind == "bce" else x * 3), y
+
+
+@pytest.mark.parametrize("kind", LOSSES)
+def test_values_and_gradients_are_near_the_stock_ones(kind):
+    """A check of the formula, not of bits: the stock kernels round elsewhere."""
+    x, y = inputs(kind)
+    ours, theirs = x.clone().requires_grad_(), x.clone().requires_grad_()
+    items = loss_items(kind, ours, y, *PARAMETERS.get(kind, ()))
+    stock = STOCK[kind](theirs, y, reduction="none")
+    items.sum().backward()
+    stock.sum().backward()
+    for a, b in ((items, stock), (ours.grad, theirs.grad)):
+        scale = np.maximum(np.abs(b.detach().numpy()), 1e-2)
+        assert float(np.max(np.abs(a.detach().numpy() - b.detach().numpy()) / scale)) < 2e-5
+
+
+def test_mse_huber_and_smooth_l1_are_the_written_sequences():
+    x, y = (each.numpy() for each in inputs("mse"))
+    d = x - y
+    b = F32(0.7)
+    half = F32(0.5 * 0.7)
+    expected = {
+        "mse": d * d,
+        "l1": np.abs(d),
+        "smooth_l1": np.where(np.abs(d) < b, d * d * F32(0.5) / b, np.abs(d) - half),
+        "huber": np.where(np.abs(d) <= b, d * d * F32(0.5), b * (np.abs(d) - half)),
+    }
+    for kind, items in expected.items():
+        found = loss_items(kind, torch.from_numpy(x), torch.from_numpy(y), *PARAMETERS.get(kind, ()))
+        assert found.numpy().tobytes() == items.tobytes()
+
+
+def test_an_element_does_not_depend_on_its_place_or_neighbours():
+    for kind in LOSSES:
+        x, y = inputs(kind)
+        whole = loss_items(kind, x, y, *PARAMETERS.get(kind, ()))
+        for place in (0, 7, 399):
+            alone = loss_items(kind, x[place : place + 1], y[place : place + 1], *PARAMETERS.get(kind, ()))
+            assert alone.numpy().tobytes() == whole[place : place + 1].numpy().tobytes()
+
+
+def test_special_values():
+    nan, inf = math.nan, math.inf
+    assert loss_items("mse", torch.tensor([nan, inf, 1e30]), torch.zeros(3)).tolist()[1:] == [inf, inf]
+    found = loss_items("bce_logits", torch.tensor([nan, inf, -inf, 1e4, -1e4]), torch.tensor([1.0, 1.0, 0.0, 0.0, 0.0]))
+    assert found.view(torch.int32)[0] == 0x7FC00000
+    assert found.tolist()[3:] == [1e4, 0.0]
+
+
+@pytest.mark.parametrize(
+    ("x", "y", "message"),
+    [
+        (torch.zeros(3, 1), torch.zeros(3), "broadcast"),
+        (torch.zeros(3), torch.zeros(3, dtype=torch.int64), "float32"),
+        (torch.zeros(3), torch.zeros(3, requires_grad=True), "detach"),
+    ],
+)
+def test_bad_targets_are_refused(x, y, message):
+    with pytest.raises(InputError, match=message):
+        loss_items("mse", x, y)
+
+
+def test_probabilities_out_of_range_are_refused():
+    with pytest.raises(InputError, match="with_logits"):
+        loss_items("bce", torch.tensor([1.5]), torch.tensor([1.0]))
