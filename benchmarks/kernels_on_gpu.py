@@ -1,127 +1,230 @@
-"""Checks and times the kernels of `cuda_src/`: `python benchmarks/kernels_on_gpu.py RESULT.json [COMMIT]`.
+"""Checks and times the CUDA kernels: `python benchmarks/kernels_on_gpu.py RESULT.json [COMMIT] [--no-tests]`.
 
-The result says what ran: device, driver, versions, digest of the kernels, commit, date, tests and times.
+Every product is timed against cuBLAS float32 (TF32 off) on the same operands in the same process, by CUDA events,
+medians, after the planner has settled; small ones by replays of a CUDA graph too, because one launch from Python takes
+longer than they do. The result says what ran: device, driver, versions, digest of the kernels, commit, date, tests.
 """
 
-import datetime
 import json
-import platform
 import subprocess
 import sys
 import tempfile
 import xml.etree.ElementTree as ElementTree
-from importlib.metadata import version
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-import cupy as cp  # noqa: E402
+import torch  # noqa: E402
 
-from det_lightning.kernels import cuda_compile  # noqa: E402
+from benchmarks.surroundings import output_of, surroundings  # noqa: E402
+from det_lightning.arithmetic.formats import BFLOAT16, FLOAT32, NB  # noqa: E402
+from det_lightning.kernels import (  # noqa: E402
+    cuda,
+    cuda_compile,
+    cuda_digest,
+    cuda_elementary,
+    cuda_gemm,
+    cuda_planner,
+    cuda_reduction,
+)
 
-FLOAT32_CODE = cp.int32(0)
-REPEATS = 15
+DEVICE = torch.device("cuda:0")
+SETTLING_CALLS = 14
+# (name, batches, rows, terms, columns, data, output, bound of the ratio to cuBLAS float32 or None)
+PRODUCTS = [
+    ("float32", 1, 256, 1024, 256, "float32", 1.5),
+    ("float32", 1, 1024, 4096, 1024, "float32", 1.0),
+    ("float32", 1, 4096, 4096, 4096, "float32", 0.65),
+    ("float32", 1, 8192, 8192, 8192, "float32", 0.55),
+    ("bfloat16", 1, 1024, 4096, 1024, "float32", 0.8),
+    ("bfloat16", 1, 4096, 4096, 4096, "float32", None),
+    ("bfloat16", 1, 8192, 8192, 8192, "float32", 0.42),
+    ("bfloat16", 1, 8192, 8192, 8192, "bfloat16", None),
+    ("softmax minus one-hot", 1, 4096, 4096, 4096, "float32", 1.2),
+    ("one outlier of 2^20 a row of x", 1, 4096, 4096, 4096, "float32", 1.0),
+    ("one outlier of 2^20 a row of x and w", 1, 4096, 4096, 4096, "float32", None),
+    ("float32", 96, 1024, 64, 1024, "float32", 2.5),
+]
+FORMS = {"float32": FLOAT32, "bfloat16": BFLOAT16}
 
 
-def output_of(*command: str) -> str:
-    finished = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
-    return finished.stdout.strip() if finished.returncode == 0 else "unknown"
-
-
-def surroundings(commit: str) -> dict:
-    device = cp.cuda.runtime.getDeviceProperties(0)
-    return {
-        "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-        "commit": commit,
-        "cuda_src": cuda_compile.source_digest(),
-        "device": device["name"].decode(),
-        "multiprocessors": device["multiProcessorCount"],
-        "driver": output_of("nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"),
-        "nvrtc": "{}.{}".format(*cuda_compile.nvrtc_version()),
-        "python": platform.python_version(),
-        "versions": {name: version(name) for name in ("torch", "numpy", "numba", "cupy-cuda13x")},
-    }
+def compile_everything() -> None:
+    """All cubins at once; NVRTC works in parallel."""
+    jobs = [(source, {}) for source in cuda_compile.sources()]
+    jobs += [(cuda_compile.SOURCE_FOLDER / "residue.cu", {"MODULI": n}) for n in range(4, 17)]
+    with ThreadPoolExecutor(16) as pool:
+        list(pool.map(lambda job: cuda.cubin_path(job[0], cuda.architecture(job[0], 0), job[1]), jobs))
 
 
 def test_outcomes() -> dict:
     """Outcome of every test marked `cuda`."""
     with tempfile.TemporaryDirectory() as folder:
         report = Path(folder, "report.xml")
-        command = [sys.executable, "-m", "pytest", "-q", "-m", "cuda", "tests/cuda", f"--junitxml={report}"]
-        subprocess.run(command, cwd=ROOT)
+        command = [sys.executable, "-m", "pytest", "-q", "-m", "cuda and not exhaustive", "tests/cuda"]
+        subprocess.run([*command, f"--junitxml={report}"], cwd=ROOT)
         cases = list(ElementTree.parse(report).iter("testcase"))
     outcomes = {case.get("name"): next((child.tag for child in case), "passed") for case in cases}
     unsound = {name: outcome for name, outcome in outcomes.items() if outcome != "passed"}
-    return {"passed": len(outcomes) - len(unsound), "not_passed": unsound, "names": sorted(outcomes)}
+    return {"passed": len(outcomes) - len(unsound), "not_passed": unsound}
 
 
-def median_ms(launch, *arguments) -> float:
-    """Median time of `launch(*arguments)` by device events, after three launches that do not count."""
+def median_ms(call, repeats: int = 15) -> float:
+    """Median time of `call()` by device events, after three calls that do not count."""
     times = []
-    for repeat in range(REPEATS + 3):
-        start, end = cp.cuda.Event(), cp.cuda.Event()
+    for repeat in range(repeats + 3):
+        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
         start.record()
-        launch(*arguments)
+        call()
         end.record()
         end.synchronize()
         if repeat >= 3:
-            times.append(cp.cuda.get_elapsed_time(start, end))
-    return round(sorted(times)[REPEATS // 2], 4)
+            times.append(start.elapsed_time(end))
+    return sorted(times)[repeats // 2]
 
 
-def times(folder: Path) -> list[dict]:
-    def kernel(source_name: str, kernel_name: str):
-        path = folder / f"{source_name}.cubin"
-        architecture = f"sm_{cp.cuda.Device().compute_capability}"
-        path.write_bytes(cuda_compile.compile_cubin(cuda_compile.SOURCE_FOLDER / source_name, architecture))
-        return cp.RawModule(path=str(path)).get_function(kernel_name)
+def graph_ms(call) -> float:
+    """Median time of a replay of `call()`, captured in a CUDA graph ten times over."""
+    call()
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        for _ in range(10):
+            call()
+    return median_ms(graph.replay) / 10
 
-    gemm, partial = kernel("gemm.cu", "gemm"), kernel("gemm.cu", "gemm_partial")
-    sum_partial = kernel("reduction.cu", "sum_partial")
-    digest = kernel("tensor_digest.cu", "tensor_digest")
-    random = cp.random.default_rng(1)
+
+def operands(data: str, batches: int, m: int, k: int, n: int) -> tuple[torch.Tensor, torch.Tensor]:
+    torch.manual_seed(3)
+    lead = (batches,) if batches > 1 else ()
+    x, w = torch.randn(*lead, m, k, device=DEVICE), torch.randn(*lead, n, k, device=DEVICE)
+    if data == "bfloat16":
+        return x.bfloat16(), w.bfloat16()
+    if data == "softmax minus one-hot":
+        x = torch.softmax(x, dim=1)
+        x[torch.arange(m), torch.randint(k, (m,))] -= 1
+    if "outlier" in data:
+        x[torch.arange(m), torch.randint(k, (m,))] *= 2.0**20
+        if "w" in data.split():
+            w[torch.arange(n), torch.randint(k, (n,))] *= 2.0**20
+    return x, w
+
+
+def stages(call) -> dict[str, float]:
+    """Milliseconds of each kernel of one call, each timed alone on the call's own memory."""
+    launches, kept = [], []
+    launch, workspace = cuda_gemm.launch, cuda_gemm._Workspace
+
+    def record(*arguments, **more):
+        launches.append((arguments, more))
+        launch(*arguments, **more)
+
+    def keep(*arguments):
+        kept.append(workspace(*arguments))
+        return kept[-1]
+
+    cuda_gemm.launch, cuda_gemm._Workspace = record, keep
+    try:
+        kept.append(call())
+    finally:
+        cuda_gemm.launch, cuda_gemm._Workspace = launch, workspace
+    result: dict[str, float] = {}
+    for arguments, more in launches:
+        took = median_ms(lambda a=arguments, m=more: launch(*a, **m), 5)
+        result[arguments[2]] = result.get(arguments[2], 0.0) + took
+    return result
+
+
+def product_row(data: str, batches: int, m: int, k: int, n: int, output: str, bound: float | None) -> dict:
+    x, w = operands(data, batches, m, k, n)
+    x32, w32 = x.float(), w.float()
+    xb, wb = x.bfloat16(), w.bfloat16()
+
+    def exact():
+        return cuda_gemm.gemm(x, w, None, FORMS[output])
+
+    cuda_planner.forget()
+    for _ in range(SETTLING_CALLS):
+        exact()
+        torch.cuda.synchronize()
+    (plan,) = cuda_planner._plans.values()
+    moduli = plan.moduli
+    calls = {
+        "exact": exact,
+        "cublas_float32": lambda: x32 @ w32.transpose(-1, -2),
+        "cublas_bfloat16": lambda: xb @ wb.transpose(-1, -2),
+    }
+    small = m * k * n * batches <= 1 << 33
+    row = {"product": f"{batches} x ({m}x{k}x{n})" if batches > 1 else f"{m}x{k}x{n}", "data": data, "output": output}
+    row["moduli"], row["undecided"] = moduli, plan.undecided.get(moduli)
+    row["first_guess_moduli"] = cuda_planner.first_guess(plan.site)
+    for name, call in calls.items():
+        row[f"{name}_ms"] = median_ms(call)
+        if small:
+            row[f"{name}_graph_ms"] = graph_ms(call)
+    suffix = "_graph_ms" if small else "_ms"
+    row["ratio"] = row[f"exact{suffix}"] / row[f"cublas_float32{suffix}"]
+    row["ratio_eager"] = row["exact_ms"] / row["cublas_float32_ms"]
+    row["ratio_to_bfloat16"] = row[f"exact{suffix}"] / row[f"cublas_bfloat16{suffix}"]
+    row["bound"], row["met"] = bound, bound is None or row["ratio"] <= bound
+    row["stages_ms"] = stages(exact)
+    inside = next(took for name, took in row["stages_ms"].items() if name.startswith("residue_gemm"))
+    row["tops"] = 2 * batches * m * k * n * moduli / inside / 1e9
+    row["capture_checked_moduli"] = plan.moduli
+    print(json.dumps(row), flush=True)
+    return row
+
+
+def stream_rows() -> list[dict]:
+    """What is bound by memory, as a share of the bandwidth of a copy."""
+    x = torch.randn(1 << 28, device=DEVICE)
+    copy, positive, half = torch.empty_like(x), x.abs(), x.bfloat16()
+    states = torch.randn(1 << 20, 16, device=DEVICE)
+    bandwidth = 2 * x.nbytes / median_ms(lambda: copy.copy_(x))
+    matrix = x.view(1, 1 << 15, 1 << 13)
+    cases = {
+        "det_sum of 2^28": (lambda: cuda_reduction.sum_states(x.view(1, -1, 1)), x.nbytes),
+        "det_sum of 2^28 bfloat16": (lambda: cuda_reduction.sum_states(half.view(1, -1, 1)), half.nbytes),
+        "det_sum over rows, 2^15 x 2^13": (lambda: cuda_reduction.sum_states(matrix), x.nbytes),
+        "det_sum of each row, 2^15 x 2^13": (lambda: cuda_reduction.sum_states(matrix.view(1 << 15, -1, 1)), x.nbytes),
+        "sum of squares of 2^28": (lambda: cuda_reduction.sum_of_squares_state(x), x.nbytes),
+        "digest of 2^28 float32": (lambda: cuda_digest.lanes_tensor(x), x.nbytes),
+        "exp of 2^28": (lambda: cuda_elementary.elementwise("exp", x), 2 * x.nbytes),
+        "log of 2^28": (lambda: cuda_elementary.elementwise("log", positive), 2 * x.nbytes),
+    }
     rows = []
-    for m, k, n in ((256, 1024, 256), (1024, 4096, 1024), (96, 64, 96)):
-        x, w = (random.standard_normal(shape, dtype=cp.float32) for shape in ((m, k), (n, k)))
-        out, digits = cp.empty((m, n), cp.float32), cp.empty((m, n, 21), cp.int64)
-        launch = ((m * n + 3) // 4,), (128,)
-        sizes = (cp.int64(m), cp.int64(n), cp.int32(k))
-        operands = (x, FLOAT32_CODE, w, FLOAT32_CODE)
-        no_bias = (cp.uint64(0), FLOAT32_CODE)
-        rows.append(
-            {
-                "product": f"{m}x{k}x{n} float32 standard normal",
-                "gemm_ms": median_ms(gemm, *launch, (*operands, *no_bias, out, FLOAT32_CODE, *sizes)),
-                "gemm_partial_ms": median_ms(partial, *launch, (*operands, digits, *sizes)),
-                "vendor_float32_ms": median_ms(cp.matmul, x, w.T),
-            }
-        )
-    x = random.standard_normal(2**28, dtype=cp.float32)
-    copy, lanes, digits = cp.empty_like(x), cp.zeros(2, cp.uint64), cp.zeros(21, cp.int64)
-    sum_arguments = (x, FLOAT32_CODE, digits, cp.int64(x.size), cp.int64(1))
-    digest_arguments = (x, FLOAT32_CODE, cp.int64(x.size), cp.int64(0), lanes)
+    for name, (call, size) in cases.items():
+        took = median_ms(call, 7)
+        rows.append({"work": name, "ms": took, "share_of_copy": size / took / bandwidth})
+        print(json.dumps(rows[-1]), flush=True)
+    digits = torch.zeros((2048, 2048, NB), dtype=torch.int64, device=DEVICE)
+    x, w = states.view(4096, 4096)[:2048], states.view(4096, 4096)[2048:]
+    for _ in range(SETTLING_CALLS):
+        cuda_gemm.add_gemm_digits(digits, x, w)
+        torch.cuda.synchronize()
+    took = median_ms(lambda: cuda_gemm.add_gemm_digits(digits, x, w))
     rows.append(
-        {
-            "tensor": "2^28 float32 standard normal",
-            "sum_partial_ms": median_ms(sum_partial, (1, 2112), (256,), sum_arguments),
-            "tensor_digest_ms": median_ms(digest, (2112,), (256,), digest_arguments),
-            "vendor_sum_ms": median_ms(cp.sum, x),
-            "copy_ms": median_ms(cp.copyto, copy, x),
-        }
+        {"work": "add_gemm_digits 2048x4096x2048", "ms": took, "cublas_float32_ms": median_ms(lambda: x @ w.t())}
     )
+    print(json.dumps(rows[-1]), flush=True)
     return rows
 
 
 def main() -> int:
     target = Path(sys.argv[1])
-    result = surroundings(sys.argv[2] if len(sys.argv) > 2 else output_of("git", "describe", "--always", "--dirty"))
-    result["tests"] = test_outcomes()
-    with tempfile.TemporaryDirectory() as folder:
-        result["times"] = times(Path(folder))
+    commit = sys.argv[2] if len(sys.argv) > 2 else None
+    torch.backends.cuda.matmul.allow_tf32 = False
+    driver = output_of("nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader")
+    result = surroundings(torch.cuda.get_device_name(0), commit=commit, driver=driver)
+    result["cuda_src"], result["nvrtc"] = cuda_compile.source_digest(), "{}.{}".format(*cuda_compile.nvrtc_version())
+    compile_everything()
+    if "--no-tests" not in sys.argv:
+        result["tests"] = test_outcomes()
+    result["products"] = [product_row(*case) for case in PRODUCTS]
+    result["streams"] = stream_rows()
     target.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
-    print(json.dumps({**result, "tests": {**result["tests"], "names": len(result["tests"]["names"])}}, indent=1))
-    return 0 if not result["tests"]["not_passed"] and result["tests"]["passed"] else 1
+    return 0
 
 
 if __name__ == "__main__":

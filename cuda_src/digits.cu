@@ -21,9 +21,10 @@ extern "C" __global__ void digits_add(int64* accumulator, const int64* addend, i
 // out[i] = value of digits[i, :] / denominator, one rounding, to the format of out.
 // Requires: 0 <= denominator < 2^63; digits in any state.
 extern "C" __global__ void digits_finalize(
-    const int64* digits, int64 denominator, void* out, int out_format, int64 count
+    const int64* digits, int64 denominator, void* out, int64 out_format, int64 count
 ) {
     if (item_index() >= count) return;
-    uint32 bits = finalize(digits + item_index() * NB, denominator, format_of(out_format));
-    store_bits(out, item_index(), out_format, bits);
+    int code = static_cast<int>(out_format);
+    uint32 bits = finalize(digits + item_index() * NB, denominator, format_of(code));
+    store_bits(out, item_index(), code, bits);
 }

@@ -65,7 +65,7 @@ __device__ __forceinline__ bool is_decided(double z) {
 }
 
 // e^y = (pair) * 2^k. Requires: |y| < 2^10.
-__device__ __noinline__ Pair exp_pair(double y, int& k) {
+__device__ __forceinline__ Pair exp_pair(double y, int& k) {
     double steps = (y * LOG2_E + ROUND_BITS) - ROUND_BITS;
     Pair r = two_sum(y, -(steps * LN2_HEAD));
     Pair product = two_product(steps, LN2_MIDDLE);
@@ -75,6 +75,14 @@ __device__ __noinline__ Pair exp_pair(double y, int& k) {
     for (int n = EXP_DEGREE - 1; n >= 0; n--) sum = add({EXP_TERMS[n][0], EXP_TERMS[n][1]}, multiply(sum, r));
     k = static_cast<int>(steps);
     return sum;
+}
+
+// e^x of a finite x by pairs.
+__device__ __noinline__ uint32 exp_by_pairs(float x) {
+    if (fabsf(x) < 0x1p-26f) return 0x3f800000;  // within a quarter of an ulp of 1
+    int k;
+    Pair pair = exp_pair(x, k);
+    return round_pair(pair, k);
 }
 
 __device__ __forceinline__ uint32 exp_bits(uint32 bits, bool short_form) {
@@ -101,10 +109,19 @@ __device__ __forceinline__ uint32 exp_bits(uint32 bits, bool short_form) {
     sum = __fma_rn(sum, r, 1.0);
     double z = __longlong_as_double(__double_as_longlong(sum) + (static_cast<int64>(__double2loint(shifted)) << 52));
     if (short_form && is_decided(z)) return __float_as_uint(__double2float_rn(z));
-    if (magnitude < 0x32800000) return 0x3f800000;  // |x| < 2^-26: within a quarter of an ulp of 1
+    return exp_by_pairs(__uint_as_float(bits));
+}
+
+// ln x by pairs: one step of Newton from z, which is off by less than 2^-45 of it or of 1.
+// ln x = z + ln(1 + u), u = x e^-z - 1, and u^3 is out of sight.
+__device__ __noinline__ uint32 log_by_pairs(double x, double z) {
     int k;
-    Pair pair = exp_pair(x, k);
-    return round_pair(pair, k);
+    Pair power = exp_pair(-z, k);
+    double scaled = x * power_of_two(k);
+    Pair u = multiply(power, {scaled, 0.0});
+    u = add(u, {-1.0, 0.0});
+    Pair tail = add(u, {-0.5 * u.high * u.high, 0.0});
+    return round_pair(add({z, 0.0}, tail), 0);
 }
 
 // 1 / a, within 2^-35. Requires: 1 <= a < 4.
@@ -144,17 +161,10 @@ __device__ __forceinline__ uint32 log_bits(uint32 bits, bool short_form) {
     sum = __fma_rn(sum, q, 2.0 / 5.0);
     sum = __fma_rn(sum, q, 2.0 / 3.0);
     double small = __fma_rn(s * q, sum, 2.0 * s);
-    double steps = static_cast<double>(e);
+    double steps = __hiloint2double(0x43380000 + (e >> 31), e) - ROUND_BITS;
     double z = __fma_rn(steps, LN2_HEAD, __fma_rn(steps, LN2_MIDDLE, small));
     if (short_form && is_decided(z)) return __float_as_uint(__double2float_rn(z));
-    // One step of Newton from z: ln x = z + ln(1 + u), u = x e^-z - 1, |u| < 2^-45, u^3 is out of sight.
-    int k;
-    Pair power = exp_pair(-z, k);
-    double scaled = x * power_of_two(k);
-    Pair u = multiply(power, {scaled, 0.0});
-    u = add(u, {-1.0, 0.0});
-    Pair tail = add(u, {-0.5 * u.high * u.high, 0.0});
-    return round_pair(add({z, 0.0}, tail), 0);
+    return log_by_pairs(x, z);
 }
 
 // The short form is not trusted at all if `only_pairs`: for tests.

@@ -4,8 +4,8 @@
 // Launch: THREADS threads; grid (outer * ceil(inner / THREADS), chunks). The chunks of one sum meet in the digits through
 // integer atomics, so neither their number nor their order can be seen. digits_normalise then carries.
 //
-// Sixteen terms at a time are added as integers on the grid of the largest, those that fit it; the sum of the sixteen,
-// and each term that does not fit, goes into the thread's digits.
+// Sixteen terms at a time are added in float64, exactly: those within 2^24 of the largest, which share 53 bits. That sum,
+// and each term that is smaller, goes into the thread's digits.
 
 #include "long_accumulator.cuh"
 
@@ -29,29 +29,28 @@ __device__ __noinline__ void add_alone(Column digits, uint32 bits) {
 
 // digits += sum of the floats. Each digit moves by less than 2^37.
 __device__ __forceinline__ void add_terms(Column digits, const uint32 (&bits)[TERMS]) {
-    constexpr uint32 EXPONENT = 0x7f800000;
-    constexpr int WINDOW = 34;  // 24 + 34 + 4 bits < 63
+    constexpr uint32 INFINITY_BITS = 0x7f800000;
+    // The last place of a float within 2^24 of the largest lies 47 bits or less below the largest's exponent, and the sum
+    // of sixteen reaches 5 bits above it.
+    constexpr uint32 WINDOW = 24u << 23;
     uint32 top = 0;
 #pragma unroll
-    for (int v = 0; v < TERMS; v++) top = max(top, bits[v] & EXPONENT);
-    int base = static_cast<int>(top >> 23) - WINDOW;
-    bool special = top == EXPONENT;
-    int64 sum = 0;
+    for (int v = 0; v < TERMS; v++) top = max(top, bits[v] & INFINITY_BITS);
+    bool special = top == INFINITY_BITS;
+    uint32 least = special ? INFINITY_BITS + 1 : top > WINDOW ? top - WINDOW : 0;
+    double sum = 0.0;
     uint32 outside = 0;
 #pragma unroll
     for (int v = 0; v < TERMS; v++) {
-        int field = static_cast<int>(bits[v] >> 23 & 0xff);
-        uint32 fraction = bits[v] & 0x7fffff;
-        uint32 significand = field ? fraction | 0x800000 : fraction;
-        int shift = max(field, 1) - base;
-        if (shift < 0 || special) {
-            outside |= static_cast<uint32>(bits[v] << 1 != 0) << v;
-        } else {
-            int64 term = static_cast<int64>(static_cast<uint64>(significand) << shift);
-            sum += static_cast<int>(bits[v]) < 0 ? -term : term;
-        }
+        bool inside = (bits[v] & INFINITY_BITS) >= least;
+        sum += static_cast<double>(__uint_as_float(inside ? bits[v] : 0));
+        outside |= static_cast<uint32>(!inside && bits[v] << 1 != 0) << v;
     }
-    if (sum) add_integer(digits, static_cast<uint64>(sum < 0 ? -sum : sum), base - 150, sum < 0);
+    if (sum != 0.0) {
+        uint64 pattern = static_cast<uint64>(__double_as_longlong(sum));  // a normal number
+        uint64 significand = (pattern & ((1ull << 52) - 1)) | 1ull << 52;
+        add_integer(digits, significand, static_cast<int>(pattern >> 52 & 0x7ff) - 1075, sum < 0.0);
+    }
     if (outside) {
 #pragma unroll
         for (int v = 0; v < TERMS; v++)
@@ -163,13 +162,13 @@ __device__ __forceinline__ void add_sum(const void* x, int format, int64* digits
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS) sum_partial(
-    const void* x, int x_format, int64* digits, int64 length, int64 inner
+    const void* x, int64 x_format, int64* digits, int64 length, int64 inner
 ) {
-    add_sum<false>(x, x_format, digits, length, inner);
+    add_sum<false>(x, static_cast<int>(x_format), digits, length, inner);
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS) sum_of_squares_partial(
-    const void* x, int x_format, int64* digits, int64 length, int64 inner
+    const void* x, int64 x_format, int64* digits, int64 length, int64 inner
 ) {
-    add_sum<true>(x, x_format, digits, length, inner);
+    add_sum<true>(x, static_cast<int>(x_format), digits, length, inner);
 }

@@ -68,25 +68,26 @@ __device__ __forceinline__ void load_chunk(
     }
 }
 
-// The integer nearest to the float / 2^exponent, plus 2^63, as two words; adds what was cut off, in units of
-// 2^(exponent - 16) and rounded up, to `cut`.
-__device__ __forceinline__ void integer_of(uint32 bits, int exponent, uint32& low, uint32& high, uint32& cut) {
-    int field = bits >> 23 & 0xff;
-    uint32 significand = (bits & 0x7fffff) | (field ? 0x800000 : 0);
-    int shift = max(field, 1) - 150 - exponent;
-    uint64 magnitude;
-    if (shift >= 0) {
-        magnitude = static_cast<uint64>(significand) << shift;
+// The integer nearest to value * scale, plus OFFSET, as two words; adds what was cut off to `cut`.
+// Requires: |value * scale| < 2^51, or < 2^62 if not AS_FLOAT64; value a float32, scale a power of two: products are exact.
+__device__ __forceinline__ void integer_of(double value, double scale, uint32& low, uint32& high, double& cut) {
+    if constexpr (AS_FLOAT64) {
+        double shifted = __fma_rn(value, scale, ROUND_BITS);
+        cut += fabs(__fma_rn(value, scale, ROUND_BITS - shifted));
+        low = static_cast<uint32>(__double2loint(shifted));
+        high = static_cast<uint32>(__double2hiint(shifted));
     } else {
-        int down = min(-shift, 40);
-        magnitude = (significand + (1ull << (down - 1))) >> down;
-        int64 rest = static_cast<int64>(significand) - static_cast<int64>(magnitude << down);
-        uint64 size = static_cast<uint64>(rest < 0 ? -rest : rest);
-        cut += static_cast<uint32>(size << 16 >> down) + (size != 0);
+        double scaled = value * scale;
+        int64 integer = __double2ll_rn(scaled);
+        cut += fabs(scaled - __ll2double_rn(integer));
+        uint64 offset = static_cast<uint64>(integer) + OFFSET;
+        low = static_cast<uint32>(offset);
+        high = static_cast<uint32>(offset >> 32);
     }
-    uint64 offset = (static_cast<int>(bits) < 0 ? 0 - magnitude : magnitude) ^ 1ull << 63;
-    low = static_cast<uint32>(offset);
-    high = static_cast<uint32>(offset >> 32);
+}
+
+__device__ __forceinline__ double power_of_two(int exponent) {
+    return __longlong_as_double(static_cast<int64>(exponent + 1023) << 52);
 }
 
 template <bool FOLDED>
@@ -134,7 +135,7 @@ __device__ __forceinline__ void convert(
 ) {
     __shared__ double shared_squares[THREADS / 32];
     __shared__ uint32 shared_largest[THREADS / 32];
-    __shared__ uint64 shared_cut[THREADS / 32];
+    __shared__ double shared_cut[THREADS / 32];
     int lane = threadIdx.x % team;
     int64 row = first_row + threadIdx.x / team;
     bool exists = row < batches * rows;
@@ -149,18 +150,26 @@ __device__ __forceinline__ void convert(
     double squares = 0;
     for (int64 c = lane; c < chunks; c += team) {
         load_chunk(from, format, c * CHUNK, depth, bits);
+        // The squares of 16 terms in float32, scaled so that the largest term is near 1, every rounding upwards.
+        uint32 largest_here = 0;
+#pragma unroll
+        for (int v = 0; v < CHUNK; v++) largest_here = max(largest_here, bits[v] & 0x7fffffff);
+        largest = max(largest, largest_here);
+        int scale_field = max(254 - static_cast<int>(largest_here >> 23), 1);
+        float scale = __int_as_float(scale_field << 23);
+        float sum = 0.0f;
 #pragma unroll
         for (int v = 0; v < CHUNK; v++) {
-            largest = max(largest, bits[v] & 0x7fffffff);
-            double value = static_cast<double>(__uint_as_float(bits[v]));
-            squares = __fma_rn(value, value, squares);
+            float scaled = __fmul_ru(fabsf(__uint_as_float(bits[v])), scale);
+            sum = __fmaf_ru(scaled, scaled, sum);
         }
+        squares += static_cast<double>(sum) * power_of_two(2 * (127 - scale_field));
     }
     largest = over_team(largest, team, shared_largest, [](uint32 a, uint32 b) { return max(a, b); });
     squares = over_team(squares, team, shared_squares, [](double a, double b) { return a + b; });
 
     // 2^exponent >= norm / (capacity - sqrt(depth) / 2): rounding to integers lengthens a row by sqrt(depth) / 2 at most.
-    // The float64 sum of squares is off by less than 2^-20 of it.
+    // The float64 sum of squares is below the true one by less than 2^-20 of it.
     bool finite = largest < 0x7f800000;
     int exponent = 0;
     if (finite && largest) {
@@ -171,25 +180,24 @@ __device__ __forceinline__ void convert(
     int64 padded_row = batch * padded_rows + in_batch;
     int64 plane_bytes = batches * padded_rows * depth_blocks * BLOCK;
     int8* block = residues + padded_row / BLOCK * depth_blocks * BLOCK_BYTES + padded_row % BLOCK * BLOCK;
-    uint64 cut = 0;
+    double scale = power_of_two(-exponent);
+    double cut = 0.0;
     for (int64 c = lane; c < chunks; c += team) {
         if (chunks > team) load_chunk(from, format, c * CHUNK, depth, bits);
         uint32 low[CHUNK], high[CHUNK];
-        uint32 cut_here = 0;
 #pragma unroll
-        for (int v = 0; v < CHUNK; v++) integer_of(finite ? bits[v] : 0, exponent, low[v], high[v], cut_here);
-        cut += cut_here;
+        for (int v = 0; v < CHUNK; v++)
+            integer_of(finite ? static_cast<double>(__uint_as_float(bits[v])) : 0.0, scale, low[v], high[v], cut);
         int place = static_cast<int>(c % 8 ^ padded_row % 8) * CHUNK;
         store_residues<FOLDED>(low, high, block + c / 8 * BLOCK_BYTES + place, plane_bytes);
     }
-    cut = over_team(cut, team, shared_cut, [](uint64 a, uint64 b) { return a + b; });
+    cut = over_team(cut, team, shared_cut, [](double a, double b) { return a + b; });
     if (lane == 0 && exists) {
         Row fact = {exponent, 0.0f, 1.0f, 0.0f};
         if (!finite) {
             fact.doubt = __int_as_float(0x7f800000);
         } else if (largest) {
-            fact.doubt = __fmul_ru(__ull2float_ru(cut), 0x1p-16f);
-            double scale = __longlong_as_double(static_cast<int64>(1023 - exponent) << 52);
+            fact.doubt = __double2float_ru(cut * (1.0 + 0x1p-20));
             fact.largest = __double2float_ru(static_cast<double>(__uint_as_float(largest)) * scale + 1.0);
         }
         facts[padded_row] = fact;
@@ -239,12 +247,68 @@ __device__ __forceinline__ void add_bias(int128& value, float& doubt, int expone
     value += static_cast<int>(bits) < 0 ? -term : term;
 }
 
-// emit(row in batch, column, batch, value, exponent, doubt) -> whether the element is done, for the 16 elements of one
-// lane; what is not done is flagged, one bit an element in flags[unit, lane].
+struct Sums {
+    int u[GROUPS];
+};
+
+// A sum of products from its residues, (sum + error) * 2^exponent with |error| <= doubt, with a float32 as one more
+// term, rounded once on integers. Returns whether the doubt leaves the rounding open.
+__device__ __noinline__ bool round_integer_sum(Sums sums, int exponent, float doubt, uint32 bias, int code, uint32& bits) {
+    int128 value = reconstruct(sums.u);
+    add_bias(value, doubt, exponent, bias);
+    return round_within(value, exponent, doubt, format_of(code), bits);
+}
+
+// The float of a 16-bit format nearest to value: to odd at 24 bits first, so that nothing looks like a tie that is none.
+__device__ __forceinline__ uint32 narrow(double value, int code) {
+    float odd = __double2float_rz(value);
+    if (static_cast<double>(odd) != value) odd = __uint_as_float(__float_as_uint(odd) | 1);
+    unsigned short bits;
+    if (code == BFLOAT16) asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(bits) : "f"(odd));
+    else asm("cvt.rn.f16.f32 %0, %1;" : "=h"(bits) : "f"(odd));
+    return bits;
+}
+
+// As round_integer_sum, in float64 where both ends of what the sum can be round alike, which ties never do.
+__device__ __forceinline__ bool round_sum(
+    const int (&u)[GROUPS], int exponent, float doubt, uint32 bias, bool has_bias, int code, uint32& bits
+) {
+    double scale = power_of_two(exponent);
+    double value = approximate(u) * scale;
+    double size = fabs(value);
+    if (has_bias) {
+        double term = static_cast<double>(__uint_as_float(bias));
+        value += term;
+        size += fabs(term);
+    }
+    // Four roundings of at most 2^-53 of the size, and the error's own.
+    double error = __fma_rn((static_cast<double>(doubt) + APPROXIMATION_ERROR) * scale, 1.0 + 0x1p-40, size * 0x1p-50);
+    double low = value - error, high = value + error;
+    uint32 other;
+    if (code == FLOAT32) {
+        bits = __float_as_uint(__double2float_rn(low));
+        other = __float_as_uint(__double2float_rn(high));
+    } else {
+        bits = narrow(low, code);
+        other = narrow(high, code);
+    }
+    if (bits == other && low == low) return true;
+    Sums sums;
+#pragma unroll
+    for (int g = 0; g < GROUPS; g++) sums.u[g] = u[g];
+    uint32 exact;
+    bool decided = round_integer_sum(sums, exponent, doubt, has_bias ? bias : 0, code, exact);
+    bits = exact;
+    return decided;
+}
+
+// emit(row in batch, column, batch, sums of the groups, exponent, doubt) -> whether the element is done, for the 16
+// elements of one lane; what is not done is flagged, one bit an element in flags[unit, lane], and listed at
+// listed[*flagged] while there is room: as 512 unit + 16 lane + bit.
 template <class Emit>
 __device__ __forceinline__ void rebuild_unit(
     const int8* products, const Row* x_facts, const Row* w_facts, int64 batches, int64 rows, int64 padded_rows,
-    int64 columns, int64 padded_columns, unsigned short* flags, uint32* flagged, Emit emit
+    int64 columns, int64 padded_columns, unsigned short* flags, int64* listed, int64 list_size, uint32* flagged, Emit emit
 ) {
     int lane = threadIdx.x % 32;
     int64 row_units = batches * padded_rows / 16, column_units = padded_columns / 32;
@@ -268,49 +332,47 @@ __device__ __forceinline__ void rebuild_unit(
     of_row[0] = x_facts[batch * padded_rows + row];
     of_row[1] = x_facts[batch * padded_rows + row + 8];
     uint32 undone = 0;
-#pragma unroll
-    for (int g = 0; g < 4; g++) {
+    unrolled<0, 4>([&](auto group) {
+        constexpr int g = decltype(group)::value;
         Row of_column[2];
         of_column[0] = w_facts[batch * padded_columns + column + 8 * g];
         of_column[1] = w_facts[batch * padded_columns + column + 8 * g + 1];
-#pragma unroll
-        for (int v = 0; v < 4; v++) {
-            int64 i = row + v / 2 * 8, j = column + 8 * g + v % 2;
-            int t[MODULI];
-#pragma unroll
-            for (int m = 0; m < MODULI; m++) t[m] = static_cast<int8>(words[m][g] >> (8 * v));
-            int128 value = reconstruct(t);
+        unrolled<0, 4>([&](auto element) {
+            constexpr int v = decltype(element)::value;
+            int u[GROUPS];
+            group_sums<v>([&](int i) { return words[i][g]; }, u);
             const Row& a = of_row[v / 2];
             const Row& b = of_column[v % 2];
             float doubt = __fadd_ru(__fmul_ru(a.doubt, b.largest), __fmul_ru(a.largest, b.doubt));
-            if (i < rows && j < columns) {
-                bool done = emit(i, j, batch, value, a.exponent + b.exponent, doubt);
-                undone |= static_cast<uint32>(!done) << (4 * g + v);
-            }
-        }
-    }
+            int64 i = row + v / 2 * 8, j = column + 8 * g + v % 2;
+            bool inside = i < rows && j < columns;
+            bool done = emit(i, j, batch, u, a.exponent + b.exponent, doubt, inside);
+            undone |= static_cast<uint32>(inside && !done) << (4 * g + v);
+        });
+    });
     flags[unit * 32 + lane] = static_cast<unsigned short>(undone);
-    uint32 count = __reduce_add_sync(ALL_LANES, __popc(undone));
-    if (lane == 0 && count) atomicAdd(flagged, count);
+    if (undone) {
+        uint32 place = atomicAdd(flagged, __popc(undone));
+        for (uint32 left = undone; left; left &= left - 1, place++)
+            if (place < list_size) listed[place] = unit * 512 + lane * 16 + __ffs(static_cast<int>(left)) - 1;
+    }
 }
 
 // out[b, i, j] = the sum, with bias[j] as one more term, rounded once; out: rows `out_stride` apart.
 // Launch: THREADS threads, one warp a unit.
 extern "C" __global__ void __launch_bounds__(THREADS) residue_round(
     const int8* products, const Row* x_facts, const Row* w_facts, int64 batches, int64 rows, int64 padded_rows,
-    int64 columns, int64 padded_columns, unsigned short* flags, uint32* flagged, const void* bias, int64 bias_format,
-    void* out, int64 out_format, int64 out_stride, int64 out_batch_stride
+    int64 columns, int64 padded_columns, unsigned short* flags, int64* listed, int64 list_size, uint32* flagged,
+    const void* bias, int64 bias_format, void* out, int64 out_format, int64 out_stride, int64 out_batch_stride
 ) {
-    Format format = format_of(static_cast<int>(out_format));
-    rebuild_unit(products, x_facts, w_facts, batches, rows, padded_rows, columns, padded_columns, flags, flagged,
-        [&](int64 i, int64 j, int64 batch, int128 value, int exponent, float doubt) {
-            if (bias != nullptr) {
-                int code = static_cast<int>(bias_format);
-                add_bias(value, doubt, exponent, float32_bits(load_bits(bias, j, code), code));
-            }
+    int code = static_cast<int>(out_format), bias_code = static_cast<int>(bias_format);
+    rebuild_unit(products, x_facts, w_facts, batches, rows, padded_rows, columns, padded_columns, flags, listed, list_size,
+        flagged, [&](int64 i, int64 j, int64 batch, const int (&u)[GROUPS], int exponent, float doubt, bool inside) {
+            uint32 term = 0;
+            if (bias != nullptr && inside) term = float32_bits(load_bits(bias, j, bias_code), bias_code);
             uint32 bits;
-            bool decided = round_within(value, exponent, doubt, format, bits);
-            store_bits(out, batch * out_batch_stride + i * out_stride + j, static_cast<int>(out_format), bits);
+            bool decided = round_sum(u, exponent, inside ? doubt : 0.0f, term, bias != nullptr, code, bits);
+            if (inside) store_bits(out, batch * out_batch_stride + i * out_stride + j, code, bits);
             return decided;
         });
 }
@@ -318,12 +380,13 @@ extern "C" __global__ void __launch_bounds__(THREADS) residue_round(
 // digits[b, i, j, :] += the sum, where nothing was cut off. digits: int64, 21 places an element.
 extern "C" __global__ void __launch_bounds__(THREADS) residue_digits(
     const int8* products, const Row* x_facts, const Row* w_facts, int64 batches, int64 rows, int64 padded_rows,
-    int64 columns, int64 padded_columns, unsigned short* flags, uint32* flagged, int64* digits, int64 out_stride,
-    int64 out_batch_stride
+    int64 columns, int64 padded_columns, unsigned short* flags, int64* listed, int64 list_size, uint32* flagged,
+    int64* digits, int64 out_stride, int64 out_batch_stride
 ) {
-    rebuild_unit(products, x_facts, w_facts, batches, rows, padded_rows, columns, padded_columns, flags, flagged,
-        [&](int64 i, int64 j, int64 batch, int128 value, int exponent, float doubt) {
-            if (!(doubt == 0.0f)) return false;
+    rebuild_unit(products, x_facts, w_facts, batches, rows, padded_rows, columns, padded_columns, flags, listed, list_size,
+        flagged, [&](int64 i, int64 j, int64 batch, const int (&u)[GROUPS], int exponent, float doubt, bool inside) {
+            if (!inside || !(doubt == 0.0f)) return false;
+            int128 value = reconstruct(u);
             int64* to = digits + (batch * out_batch_stride + i * out_stride + j) * NB;
             int64 sign = value < 0 ? -1 : 1;
             uint128 magnitude = value < 0 ? -static_cast<uint128>(value) : static_cast<uint128>(value);

@@ -57,11 +57,16 @@ __device__ constexpr uint32 byte_weights(int i, int first, bool folded) {
     return word;
 }
 
-// What the offset 2^63 of an unsigned integer must give back.
+// Integers below 2^51 are carried as the pattern of the float64 1.5 * 2^52 + X, which is a constant plus X; larger ones
+// as 2^63 + X.
+constexpr bool AS_FLOAT64 = MODULI <= 13;
+constexpr uint64 OFFSET = AS_FLOAT64 ? 0x4338000000000000ull : 1ull << 63;
+constexpr double ROUND_BITS = 6755399441055744.0;  // 1.5 * 2^52: adding it rounds to an integer
+
+// What the offset must give back.
 __device__ constexpr int offset_correction(int i, bool folded) {
-    long long power = folded ? fold_of(i) : 1;
-    for (int b = 0; b < 63; b++) power = power * 2 % modulus(i);
-    return balanced(-power, modulus(i));
+    long long rest = static_cast<long long>(OFFSET % modulus(i));
+    return balanced(-rest * (folded ? fold_of(i) : 1), modulus(i));
 }
 
 // f(Index<0>{}), ..., f(Index<N - 1>{}): a loop whose index is a constant.
@@ -91,20 +96,22 @@ __device__ __forceinline__ int multiply_add_bytes(uint32 unsigned_bytes, uint32 
 #endif
 }
 
-// The balanced residue modulo p_I of the integer high:low - 2^63, times the fold of I if FOLDED.
-// |sum| <= 8 * 255 * 128 + 128 < 2^18, so the quotient is off from sum / p by less than 2^-15 before it is rounded, and
-// an odd p has no residue that close to p / 2; for p = 256 it is exact.
+// In the low byte: the balanced residue modulo p_I of the integer high:low - OFFSET, times the fold of I if FOLDED.
+// The sum of eight products of bytes and the correction is below 2^18, so it is exact as the float32 1.5 * 2^23 + sum, and
+// its quotient by p is off by less than 2^-12 before it is rounded; an odd p has no residue that close to p / 2, and
+// p = 256 divides exactly (128 comes out as -128 in the byte).
 template <int I, bool FOLDED>
-__device__ __forceinline__ int residue(uint32 low, uint32 high) {
+__device__ __forceinline__ uint32 residue(uint32 low, uint32 high) {
     constexpr int p = modulus(I);
     constexpr uint32 low_weights = byte_weights(I, 0, FOLDED);
     constexpr uint32 high_weights = byte_weights(I, 4, FOLDED);
-    constexpr int correction = offset_correction(I, FOLDED);
-    constexpr int reciprocal = static_cast<int>(((1ll << 33) / p + 1) / 2);  // 2^32 / p
-    int sum = multiply_add_bytes(low, low_weights, correction);
+    constexpr int ROUND_PATTERN = 0x4b400000;
+    constexpr float ROUND = 12582912.0f;  // 1.5 * 2^23
+    int sum = multiply_add_bytes(low, low_weights, ROUND_PATTERN + offset_correction(I, FOLDED));
     if constexpr (high_weights != 0) sum = multiply_add_bytes(high, high_weights, sum);
-    int quotient = static_cast<int>((static_cast<int64>(sum) * reciprocal + (1ll << 31)) >> 32);
-    return sum - quotient * p;
+    float shifted = __int_as_float(sum);
+    float quotient = __fmaf_rn(shifted - ROUND, 1.0f / p, ROUND) - ROUND;
+    return __float_as_uint(__fmaf_rn(quotient, -static_cast<float>(p), shifted));
 }
 
 // The weights P / p_i are applied to groups of two or three moduli at a time: u = sum over the group of t_i (G / p_i),
@@ -146,33 +153,62 @@ __device__ constexpr float top_reciprocal() {
     return static_cast<float>(scale / static_cast<double>(product_of_moduli(0, MODULI)));
 }
 
-// The integer V from its coefficients t.
+// u of every group, from words that hold the coefficients of four elements, one byte each.
+// Two 16-bit weights and two bytes at a time; a group of three has its third byte in the upper half.
+__device__ __forceinline__ int multiply_add_pairs_low(uint32 weights, uint32 bytes, int sum) {
+#ifdef __CUDA_ARCH__
+    int out;
+    asm("dp2a.lo.u32.s32 %0, %1, %2, %3;" : "=r"(out) : "r"(weights), "r"(bytes), "r"(sum));
+    return out;
+#else
+    return sum + static_cast<int>(weights & 0xffff) * static_cast<int8>(bytes) + static_cast<int>(weights >> 16) * static_cast<int8>(bytes >> 8);
+#endif
+}
+
+__device__ __forceinline__ int multiply_add_pairs_high(uint32 weights, uint32 bytes, int sum) {
+#ifdef __CUDA_ARCH__
+    int out;
+    asm("dp2a.hi.u32.s32 %0, %1, %2, %3;" : "=r"(out) : "r"(weights), "r"(bytes), "r"(sum));
+    return out;
+#else
+    return multiply_add_pairs_low(weights, bytes >> 16, sum);
+#endif
+}
+
+template <int V, class Words>
+__device__ __forceinline__ void group_sums(const Words& words, int (&u)[GROUPS]) {
+    unrolled<0, GROUPS>([&](auto group) {
+        constexpr int g = decltype(group)::value;
+        constexpr int first = group_start(g), size = group_start(g + 1) - first;
+        constexpr int together = static_cast<int>(product_of_moduli(first, first + size));
+        constexpr uint32 low = together / modulus(first) | static_cast<uint32>(together / modulus(first + 1)) << 16;
+        static_assert(size == 2 || size == 3);
+        uint32 bytes = __byte_perm(words(first), words(first + 1), V | (V + 4) << 4);
+        if constexpr (size == 3) {
+            constexpr uint32 high = together / modulus(first + 2);
+            bytes = __byte_perm(bytes, words(first + 2), 0x10 | (V + 4) << 8 | 7 << 12);
+            u[g] = multiply_add_pairs_low(low, bytes, multiply_add_pairs_high(high, bytes, 0));
+        } else {
+            u[g] = multiply_add_pairs_low(low, bytes, 0);
+        }
+    });
+}
+
+// The integer V from the sums of the groups.
 // Requires: |V| <= P / 4. Then V0 / P is at least 1/4 away from a tie, and V0 / P from the top limb alone is off by less
 //           than 2^-7: the lower limbs hold less than GROUPS * 2^25 units of the top one.
-__device__ __forceinline__ int128 reconstruct(const int (&t)[MODULI]) {
+__device__ __forceinline__ int128 reconstruct(const int (&u)[GROUPS]) {
     int64 limbs[LIMBS] = {};
     unrolled<0, GROUPS>([&](auto group) {
         constexpr int g = decltype(group)::value;
-        constexpr int first = group_start(g), last = group_start(g + 1);
-        constexpr uint128 together = product_of_moduli(first, last);
-        int u = 0;
-        unrolled<first, last>([&](auto index) {
-            constexpr int i = decltype(index)::value;
-            constexpr int weight = static_cast<int>(together / static_cast<uint128>(modulus(i)));
-            u += t[i] * weight;
-        });
         unrolled<0, LIMBS>([&](auto index) {
             constexpr int l = decltype(index)::value;
             constexpr int weight = static_cast<int>(limb_of(group_weight(g), l, false));
-            limbs[l] += static_cast<int64>(u) * weight;
+            limbs[l] += static_cast<int64>(u[g]) * weight;
         });
     });
     constexpr float reciprocal = top_reciprocal();
-#ifdef __CUDA_ARCH__
     int quotient = __float2int_rn(__fmul_rn(__ll2float_rn(limbs[LIMBS - 1]), reciprocal));
-#else
-    int quotient = static_cast<int>(__builtin_rintf(static_cast<float>(limbs[LIMBS - 1]) * reciprocal));
-#endif
     int128 value = 0;
     unrolled<0, LIMBS>([&](auto index) {
         constexpr int l = LIMBS - 1 - decltype(index)::value;
@@ -180,4 +216,56 @@ __device__ __forceinline__ int128 reconstruct(const int (&t)[MODULI]) {
         value = (l == LIMBS - 1 ? 0 : value << LIMB_BITS) + static_cast<int128>(limbs[l] - quotient * of_product);
     });
     return value;
+}
+
+// The same in float64, off by at most APPROXIMATION_ERROR + 2^-53 |V|: weights are cut into HIGH_BITS bits, for which sums
+// and P times the quotient are exact, and the rest, rounded.
+constexpr int HIGH_BITS = 25;
+constexpr int LOW_BITS = longest_weight_bits() > HIGH_BITS ? longest_weight_bits() - HIGH_BITS : 0;
+
+__device__ constexpr double two_to(int exponent) {
+    double power = 1;
+    for (; exponent > 0; exponent--) power *= 2;
+    for (; exponent < 0; exponent++) power /= 2;
+    return power;
+}
+
+// The parts of a weight or of P in units of 2^LOW_BITS and of 1. Requires: high < 2^53.
+__device__ constexpr double high_part(uint128 value) { return static_cast<double>(static_cast<uint64>(value >> LOW_BITS)); }
+
+__device__ constexpr double low_part(uint128 value) {
+    uint128 rest = value - (value >> LOW_BITS << LOW_BITS);
+    return static_cast<double>(static_cast<uint64>(rest >> 32 >> 32)) * two_to(64) + static_cast<double>(static_cast<uint64>(rest));
+}
+
+// GROUPS + 1 products below 2^(26 + LOW_BITS), each with two factors and a sum rounded to 53 bits: below 2^(LOW_BITS - 20).
+constexpr double APPROXIMATION_ERROR = two_to(LOW_BITS - 20);
+
+// In constant memory, from where they are operands of arithmetic; as literals each would be moved to registers first.
+struct ApproximateWeights {
+    double high[GROUPS] = {}, low[GROUPS] = {};
+    double high_of_product = high_part(product_of_moduli(0, MODULI)), low_of_product = low_part(product_of_moduli(0, MODULI));
+    double reciprocal = 1.0 / high_of_product;
+    double unit = two_to(LOW_BITS);
+    __device__ constexpr ApproximateWeights() {
+        for (int g = 0; g < GROUPS; g++) high[g] = high_part(group_weight(g)), low[g] = low_part(group_weight(g));
+    }
+};
+
+__constant__ ApproximateWeights approximate_weights = ApproximateWeights();
+
+__device__ __forceinline__ double approximate(const int (&u)[GROUPS]) {
+    const ApproximateWeights& weights = approximate_weights;
+    double high = 0.0, low = 0.0;
+#pragma unroll
+    for (int g = 0; g < GROUPS; g++) {
+        // u as the float64 1.5 * 2^52 + u, less the constant.
+        double as_double = __hiloint2double(0x43380000 + (u[g] >> 31), u[g]) - ROUND_BITS;
+        high = __fma_rn(as_double, weights.high[g], high);
+        if (LOW_BITS > 0) low = __fma_rn(as_double, weights.low[g], low);
+    }
+    double quotient = __fma_rn(high, weights.reciprocal, ROUND_BITS) - ROUND_BITS;
+    high = __fma_rn(-quotient, weights.high_of_product, high);
+    if (LOW_BITS > 0) low = __fma_rn(-quotient, weights.low_of_product, low);
+    return __fma_rn(high, weights.unit, low);
 }

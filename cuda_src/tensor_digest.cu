@@ -31,9 +31,8 @@ constexpr uint64 HIGH_INDEX_FACTOR = 0xD6E8FEB86659FD93ull;
 constexpr uint64 SECOND_LANE_FACTOR = 0x9E3779B97F4A7C15ull;
 constexpr uint64 SECOND_LANE_MULTIPLIER = 0xD6E8FEB86659FD93ull;
 
-// Adds the word `bits` at place j to both lanes. Each step is a bijection of 64 bits: one changed word changes both.
-__device__ void mix(uint64 j, uint32 bits, uint64& lane0, uint64& lane1) {
-    uint64 z = (j << 32 | bits) + (j >> 32) * HIGH_INDEX_FACTOR;
+// Each step is a bijection of 64 bits: one changed word changes both lanes.
+__device__ __forceinline__ void mix_word(uint64 z, uint64& lane0, uint64& lane1) {
     z = (z ^ z >> 30) * SPLITMIX_FIRST;
     z = (z ^ z >> 27) * SPLITMIX_SECOND;
     z ^= z >> 31;
@@ -41,6 +40,11 @@ __device__ void mix(uint64 j, uint32 bits, uint64& lane0, uint64& lane1) {
     y = (y ^ y >> 32) * SECOND_LANE_MULTIPLIER;
     lane0 += z;
     lane1 += y ^ y >> 29;
+}
+
+// Adds the word `bits` at place j to both lanes.
+__device__ __forceinline__ void mix(uint64 j, uint32 bits, uint64& lane0, uint64& lane1) {
+    mix_word((j << 32 | bits) + (j >> 32) * HIGH_INDEX_FACTOR, lane0, lane1);
 }
 
 __device__ void mix_element(
@@ -61,24 +65,29 @@ __device__ void mix_element(
     mix(j, bits, lane0, lane1);
 }
 
-// The lanes of four words in a row, the first at place j.
+// The lanes of four words in a row, the first at place j. Requires: j a multiple of 4.
 __device__ __forceinline__ void mix_four(uint64 j, uint4 four, int code, uint64& lane0, uint64& lane1) {
+    uint64 first = (j << 32) + (j >> 32) * HIGH_INDEX_FACTOR;  // the four places share their upper halves
     uint32 words[4] = {four.x, four.y, four.z, four.w};
 #pragma unroll
-    for (int v = 0; v < 4; v++)
-        mix(j + v, code == FLOAT32 ? canonical_bits(words[v], format_of(FLOAT32)) : words[v], lane0, lane1);
+    for (int v = 0; v < 4; v++) {
+        uint32 word = code == FLOAT32 ? canonical_bits(words[v], format_of(FLOAT32)) : words[v];
+        mix_word(first + (static_cast<uint64>(v) << 32 | word), lane0, lane1);
+    }
 }
 
 // lanes += the lanes of data[0 .. count), whose first element is number first_element of the tensor: shards add up.
-extern "C" __global__ void tensor_digest(const void* data, int code, int64 count, int64 first_element, uint64* lanes) {
+extern "C" __global__ void tensor_digest(
+    const void* data, int64 element_code, int64 count, int64 first_element, uint64* lanes
+) {
+    int code = static_cast<int>(element_code);
     uint64 lane0 = 0;
     uint64 lane1 = 0;
     int64 stride = static_cast<int64>(gridDim.x) * blockDim.x;
     int64 thread = static_cast<int64>(blockIdx.x) * blockDim.x + threadIdx.x;
     int64 done = 0;
-    if ((code == FLOAT32 || code == BYTES_4) && (reinterpret_cast<uint64>(data) & 15) == 0) {
+    if ((code == FLOAT32 || code == BYTES_4) && (reinterpret_cast<uint64>(data) & 15) == 0 && first_element % 4 == 0) {
         const uint4* fours = static_cast<const uint4*>(data);
-#pragma unroll 2
         for (int64 i = thread; i < count / 4; i += stride)
             mix_four(static_cast<uint64>(first_element + 4 * i), __ldcs(fours + i), code, lane0, lane1);
         done = count / 4 * 4;

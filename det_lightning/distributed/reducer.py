@@ -35,6 +35,7 @@ class GradientReducer:
     ):
         self.parameters = [(name, parameter) for name, parameter in parameters if parameter.requires_grad]
         self.group = group
+        self._terms = 0  # means in the loss of this step
         self.weightless = False  # the current micro-batch stands in for an empty slice
         elements = sum(parameter.numel() for _, parameter in self.parameters)
         self._buffer = torch.zeros(elements * NB + len(self.parameters) + means * (NB + 1) + 1, dtype=torch.int64)
@@ -64,6 +65,7 @@ class GradientReducer:
 
     def add_means(self, values: list[torch.Tensor]) -> None:
         """Adds the per-item values of each mean of the loss of one micro-batch."""
+        self._terms = max(self._terms, len(values))
         if self.weightless:
             return
         for place, items in enumerate(values):
@@ -76,6 +78,7 @@ class GradientReducer:
 
     def clear(self) -> None:
         self._buffer.zero_()
+        self._terms = 0
 
     def reduce(self) -> tuple[list[torch.Tensor], int]:
         """Adds over the ranks, writes every used parameter's `.grad`, and clears.
@@ -85,7 +88,9 @@ class GradientReducer:
         """
         add_over_ranks(self._buffer, self.group)
         counts = self._counts.tolist()
-        if len({count for count in counts if count}) > 1:
+        terms = max([self._terms, *(place for place, count in enumerate(counts, 1) if count)])
+        counts = counts[:terms]
+        if len(set(counts)) > 1:
             raise UncoveredError(
                 f"the means of the loss divide by unlike numbers of items over the global batch: {counts}. "
                 f"Every micro-batch must make its loss of the same means."
@@ -94,9 +99,8 @@ class GradientReducer:
             if int(self._uses[place]):
                 digits = self._places[id(parameter)][1]
                 parameter.grad = det_finalize(digits, dtype=parameter.dtype, denominator=counts[0])
-        means = [
-            det_finalize(self._loss_digits[place], denominator=count) for place, count in enumerate(counts) if count
-        ]
+        # A count of 0, as when every item is left out, makes the canonical NaN.
+        means = [det_finalize(self._loss_digits[place], denominator=count) for place, count in enumerate(counts)]
         digest = int(self._sample_digest) % 2**64
         self.clear()
         return means, digest

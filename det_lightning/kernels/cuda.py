@@ -11,6 +11,7 @@ import importlib
 import os
 import tempfile
 import threading
+import warnings
 from collections.abc import Mapping
 from pathlib import Path
 from types import ModuleType
@@ -111,7 +112,10 @@ def _function(device_index: int, source_name: str, kernel: str, defines: Mapping
 
 @functools.lru_cache(maxsize=64)
 def _stream(device_index: int, pointer: int):
-    return _cupy().cuda.ExternalStream(pointer, device_index)
+    with warnings.catch_warnings():
+        # Stream.from_external wants the protocol __cuda_stream__, which older versions of torch lack.
+        warnings.simplefilter("ignore", DeprecationWarning)
+        return _cupy().cuda.ExternalStream(pointer, device_index)
 
 
 def launch(

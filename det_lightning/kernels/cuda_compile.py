@@ -22,7 +22,7 @@ from ..errors import DetError
 
 SOURCE_FOLDER = Path(cuda_src.__file__).resolve().parent
 ARCHITECTURES_MARK = "// architectures:"
-FLAGS = ("--std=c++17", "-fmad=false", "--device-int128")
+FLAGS = ("--std=c++17", "-fmad=false", "--device-int128", "--device-as-default-execution-space")
 _NEWEST_MAJOR, _OLDEST_MAJOR = 13, 12
 
 

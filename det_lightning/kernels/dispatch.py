@@ -30,7 +30,7 @@ def check_tensor(operation: str, name: str, value: object, dtypes: tuple[torch.d
 
 def check_device(operation: str, name: str, value: torch.Tensor) -> None:
     """Raise InputError unless there is a backend for the tensor's device and layout."""
-    if value.device.type != "cpu":
+    if not value.is_cpu:
         raise InputError(
             f"{operation}: {name} is on device {value.device}; there are kernels for cpu; move it with {name}.cpu()"
         )

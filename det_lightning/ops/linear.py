@@ -74,6 +74,9 @@ def linear(
         )
     if bias is not None and bias.shape != weight.shape[:1]:
         raise InputError(f"linear needs a bias of shape [{weight.shape[0]}], got {tuple(bias.shape)}")
+    dtypes = [each.dtype for each in (x, weight, bias) if each is not None]
+    if len(set(dtypes)) > 1:
+        raise InputError(f"linear takes x, weight and bias of one dtype, got {', '.join(map(str, dtypes))}")
     # The rows are made outside the function: an in-place operation may not touch a view that was made inside one.
     rows = x.reshape(x.shape[:-1].numel(), x.shape[-1])
     return _Linear.apply(rows, weight, bias, sink).reshape(*x.shape[:-1], weight.shape[0])

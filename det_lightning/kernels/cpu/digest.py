@@ -10,37 +10,31 @@ _lanes_block = Kernel("digest", "lanes_block")
 _float64_lanes_block = Kernel("digest", "float64_lanes_block")
 
 _BLOCK_WORDS = 1 << 14
-_INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int32}
+_INTEGERS = {1: torch.uint8, 2: torch.int16}
+_FORMS = {getattr(torch, name): form for name, form in FORMATS.items()}
 _LANE_MASK = (1 << 64) - 1
 
 
 def tensor_lanes(tensor: torch.Tensor) -> tuple[int, int]:
     """The lanes of `tensor` in row-major order, on a checked argument."""
-    tensor = tensor.detach().resolve_conj().resolve_neg()
     if tensor.is_complex():
-        tensor = torch.view_as_real(tensor)
-    flat = tensor.contiguous().view(-1)
-    name, size = str(flat.dtype).removeprefix("torch."), flat.element_size()
-    words = flat.view(_INTEGERS[size])
+        tensor = torch.view_as_real(tensor.detach().resolve_conj())
+    if tensor.is_neg() or not tensor.is_contiguous():
+        tensor = tensor.detach().resolve_neg().contiguous()
+    form, size = _FORMS.get(tensor.dtype), tensor.element_size()
     if size < 4:
-        words = words.to(torch.int32)
-        if size == 2:
-            words.bitwise_and_(0xFFFF)
-    total = words.numel()
+        # One zero-extended word for each element.
+        tensor = tensor.detach().view(_INTEGERS[size]).to(torch.int32).bitwise_and_((1 << 8 * size) - 1)
+    total = tensor.numel() * max(size // 4, 1)
     blocks = -(-total // _BLOCK_WORDS)
     out = torch.empty((blocks, 2), dtype=torch.int64)
-    form = FORMATS.get(name)
-    if name == "float64":
-        high_infinity, high_nan = form.infinity_bits >> 32, form.nan_bits >> 32
-        run_blocks(
-            _float64_lanes_block, blocks, 8 * total,
-            words.data_ptr(), total, _BLOCK_WORDS, high_infinity, high_nan, out.data_ptr(),
-        )  # fmt: skip
+    words = (tensor.data_ptr(), total, _BLOCK_WORDS)
+    if tensor.dtype is torch.float64:
+        patterns = (form.infinity_bits >> 32, form.nan_bits >> 32)
+        run_blocks(_float64_lanes_block, blocks, 8 * total, *words, *patterns, out.data_ptr())
     else:
-        mask, infinity, nan = (form.sign_bit - 1, form.infinity_bits, form.nan_bits) if form else (0, 0, 0)
-        run_blocks(
-            _lanes_block, blocks, 8 * total,
-            words.data_ptr(), total, _BLOCK_WORDS, mask, infinity, nan, out.data_ptr(),
-        )  # fmt: skip
-    first, second = out.sum(dim=0).tolist()
-    return first & _LANE_MASK, second & _LANE_MASK
+        # Without a format no word is a NaN: nothing exceeds infinity under a mask of no bits.
+        patterns = (form.sign_bit - 1, form.infinity_bits, form.nan_bits) if form else (0, 0, 0)
+        run_blocks(_lanes_block, blocks, 8 * total, *words, *patterns, out.data_ptr())
+    lanes = out.tolist()
+    return sum(first for first, _ in lanes) & _LANE_MASK, sum(second for _, second in lanes) & _LANE_MASK

@@ -16,7 +16,7 @@ def float32_words(tensor: torch.Tensor) -> torch.Tensor:
         tensor = tensor.detach().to(torch.float32)
     if tensor.is_neg():
         tensor = tensor.resolve_neg()
-    return tensor.contiguous()
+    return tensor if tensor.is_contiguous() else tensor.detach().contiguous()
 
 
 def empty_words(shape: tuple[int, ...], form: Format) -> torch.Tensor:

@@ -5,9 +5,11 @@ from .compiler import device_function, kernel
 from .memory import integers_2, stack_integers, words_1
 from .rounding import MAGNITUDE_DIGITS, MASK, round_state
 
+_FRACTION_BITS = FLOAT32.fraction_bits
+EXPONENT_MASK = FLOAT32.exponent_mask
 _FRACTION = (1 << FLOAT32.fraction_bits) - 1
 _HIDDEN = 1 << FLOAT32.fraction_bits
-_LOWEST = FLOAT32.lowest_exponent
+LOWEST = FLOAT32.lowest_exponent
 
 
 @device_function
@@ -26,10 +28,15 @@ def significand_of(bits):
 
 
 @device_function
+def field_of(bits):
+    """The exponent field of a float32 pattern; EXPONENT_MASK for special values."""
+    return (bits >> _FRACTION_BITS) & EXPONENT_MASK
+
+
+@device_function
 def exponent_of(bits):
     """The exponent of the last place of a finite float32 pattern."""
-    field = (bits >> 23) & 255
-    return _LOWEST + max(field, 1) - 1
+    return LOWEST + max(field_of(bits), 1) - 1
 
 
 @device_function

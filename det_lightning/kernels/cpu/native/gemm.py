@@ -95,8 +95,8 @@ def pairs_fit(x_norms, w_norms, a, a_end, b, b_end):
     """Whether 2^126 bounds the sum over all pairs of bands, on the power of two of the lowest pair."""
     for s in range(a, a_end):
         for t in range(b, b_end):
-            # Four pairs of at most 2^124 each.
-            if x_norms[s] + w_norms[t] + 16 * BAND_BITS * (s - a + t - b) > 16 * 124:
+            # At most MAXIMUM_BANDS^2 = 16 pairs of at most 2^122 each.
+            if x_norms[s] + w_norms[t] + 16 * BAND_BITS * (s - a + t - b) > 16 * 122:
                 return False
     return True
 
