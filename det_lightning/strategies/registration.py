@@ -14,7 +14,14 @@ _STRATEGY_MODULES = {
     "lightning.pytorch.strategies": "det_lightning.strategies.lightning_strategy",
     "pytorch_lightning.strategies": "det_lightning.strategies.pytorch_lightning_strategy",
 }
-START_METHODS = {"det": "popen", "det_spawn": "spawn", "det_fork": "fork", "det_notebook": "fork"}
+START_METHODS = {
+    "det": "popen",
+    "det_spawn": "spawn",
+    "det_fork": "fork",
+    "det_notebook": "fork",
+    # LightningCLI hands a class path that stands alone over as a plain, lower-cased name.
+    "det_lightning.detstrategy": "popen",
+}
 
 
 def _register(module: ModuleType) -> None:
