@@ -1,6 +1,7 @@
 """Reductions of logged values over ranks: exact sums, one rounding."""
 
 import math
+from fractions import Fraction
 from typing import Any
 
 import torch
@@ -33,7 +34,7 @@ def reduce_metric(tensor: torch.Tensor, group: Any, operation: Any) -> torch.Ten
         return result
     divisor = world_size if name in ("mean", "avg") else 1
     if not tensor.is_floating_point():
-        total = tensor.to(torch.int64)
+        total = tensor.to(torch.int64, copy=True)
         dist.all_reduce(total, group=group)
         return (total.to(torch.float64) / world_size).to(torch.float32) if divisor > 1 else total.to(tensor.dtype)
     parts = [torch.empty_like(tensor) for _ in range(world_size)]
@@ -41,6 +42,17 @@ def reduce_metric(tensor: torch.Tensor, group: Any, operation: Any) -> torch.Ten
     stacked = torch.stack(parts)
     if tensor.dtype == torch.float64:
         columns = stacked.reshape(world_size, -1).t().tolist()
-        sums = [math.fsum(column) / divisor for column in columns]
-        return torch.tensor(sums, dtype=torch.float64).reshape(tensor.shape)
+        means = [_exact_mean(column, divisor) for column in columns]
+        return torch.tensor(means, dtype=torch.float64).reshape(tensor.shape)
     return det_finalize(det_sum_partial(stacked, dim=0), dtype=tensor.dtype, denominator=divisor)
+
+
+def _exact_mean(values: list[float], divisor: int) -> float:
+    """The sum of the float64 values over divisor, rounded once; NaN and infinities as IEEE has them."""
+    if not all(map(math.isfinite, values)):
+        return sum(values)
+    mean = sum(map(Fraction, values)) / divisor
+    try:
+        return float(mean)
+    except OverflowError:
+        return math.copysign(math.inf, mean)

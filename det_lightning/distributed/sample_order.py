@@ -1,6 +1,7 @@
 """Which samples a step takes and how they are cut over ranks and micro-batches: pure functions, no padding."""
 
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 
@@ -20,6 +21,7 @@ class SampleOrder:
         seed: key of the permutations; unused without `shuffle`.
         shuffle: a new permutation for each epoch, or the data set's own order.
         drop_last: whether a shorter last step is left out.
+        most_steps: an epoch ends after this many steps, whatever is left; None for all.
         arrangement: key of a permutation within each step before it is cut, or None. It moves samples between
             ranks and micro-batches, which moves no bit of the training; for demonstrations and tests of that.
     """
@@ -29,6 +31,7 @@ class SampleOrder:
     seed: int = 0
     shuffle: bool = True
     drop_last: bool = False
+    most_steps: int | None = None
     arrangement: int | None = None
 
     def __post_init__(self):
@@ -42,13 +45,12 @@ class SampleOrder:
     def steps(self) -> int:
         """Optimizer steps of one epoch."""
         whole, rest = divmod(self.samples, self.global_batch)
-        return whole + (1 if rest and not self.drop_last else 0)
+        steps = whole + (1 if rest and not self.drop_last else 0)
+        return steps if self.most_steps is None else min(steps, self.most_steps)
 
     def epoch(self, epoch: int) -> np.ndarray:
-        """int64 [samples]: data set indices in the order of this epoch."""
-        if not self.shuffle:
-            return np.arange(self.samples, dtype=np.int64)
-        return permutation(self.seed, self.samples, epoch)
+        """int64 [samples], read-only: data set indices in the order of this epoch."""
+        return _epoch_order(self.seed if self.shuffle else None, self.samples, epoch)
 
     def step(self, epoch: int, step: int) -> np.ndarray:
         """int64 [n]: data set indices of one step by position; n <= global_batch."""
@@ -79,6 +81,13 @@ class Slice:
     @property
     def empty(self) -> bool:
         return self.positions[0] == self.positions[1]
+
+
+@lru_cache(maxsize=2)  # the epoch that runs, for every step's record; a million samples take half a second
+def _epoch_order(seed: int | None, samples: int, epoch: int) -> np.ndarray:
+    order = np.arange(samples, dtype=np.int64) if seed is None else permutation(seed, samples, epoch)
+    order.setflags(write=False)
+    return order
 
 
 def cut(samples: int, parts: int, part: int) -> tuple[int, int]:

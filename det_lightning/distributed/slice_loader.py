@@ -17,7 +17,6 @@ class SliceSampler:
 
     Args:
         steps_done: says how many optimizer steps the run has made, so that a pass goes on where the run stands.
-        steps_per_epoch: fewer steps than the order has, or None.
     """
 
     def __init__(
@@ -28,15 +27,13 @@ class SliceSampler:
         rank: int,
         accumulate: int,
         steps_done: Callable[[], int] = lambda: 0,
-        steps_per_epoch: int | None = None,
     ):
         self.order, self.world_size, self.rank, self.accumulate = order, world_size, rank, accumulate
         self._steps_done = steps_done
-        self._steps_per_epoch = order.steps if steps_per_epoch is None else min(steps_per_epoch, order.steps)
 
     def place(self) -> tuple[int, int]:
         """(epoch, step within it) of the next pass."""
-        return divmod(self._steps_done(), max(self._steps_per_epoch, 1))
+        return divmod(self._steps_done(), max(self.order.steps, 1))
 
     def __len__(self) -> int:
         return self.order.steps * self.accumulate
