@@ -70,10 +70,12 @@ def test_outcomes() -> dict:
     return {"passed": len(outcomes) - len(unsound), "not_passed": unsound}
 
 
-def median_ms(call, repeats: int = 15) -> float:
-    """Median time of `call()` by device events, after three calls that do not count."""
+def median_ms(call, repeats: int = 15, before=None) -> float:
+    """Median time of `call()` by device events, after three calls that do not count; `before()` is not timed."""
     times = []
     for repeat in range(repeats + 3):
+        if before:
+            before()
         start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
         start.record()
         call()
@@ -113,26 +115,33 @@ def operands(data: str, batches: int, m: int, k: int, n: int) -> tuple[torch.Ten
 
 def stages(call) -> dict[str, float]:
     """Milliseconds of each kernel of one call, each timed alone on the call's own memory."""
-    launches, kept = [], []
-    launch, workspace = cuda_gemm.launch, cuda_gemm._Workspace
+    tiles, kept = [], []
+    launch_all, allocate = cuda_gemm.launch_all, torch.empty
 
-    def record(*arguments, **more):
-        launches.append((arguments, more))
-        launch(*arguments, **more)
+    def record(device, calls):
+        tiles.append(calls)
+        launch_all(device, calls)
 
-    def keep(*arguments):
-        kept.append(workspace(*arguments))
+    def keep(*arguments, **more):
+        kept.append(allocate(*arguments, **more))
         return kept[-1]
 
-    cuda_gemm.launch, cuda_gemm._Workspace = record, keep
+    cuda_gemm.launch_all, torch.empty = record, keep
     try:
-        kept.append(call())
+        call()
     finally:
-        cuda_gemm.launch, cuda_gemm._Workspace = launch, workspace
+        cuda_gemm.launch_all, torch.empty = launch_all, allocate
     result: dict[str, float] = {}
-    for arguments, more in launches:
-        took = median_ms(lambda a=arguments, m=more: launch(*a, **m), 5)
-        result[arguments[2]] = result.get(arguments[2], 0.0) + took
+    for calls in tiles:
+        for place, one in enumerate(calls):
+
+            def again(before=calls[:place]) -> None:
+                launch_all(DEVICE, before)
+
+            again()
+            # The rebuilding kernel counts on from what it finds: start its tile over.
+            took = median_ms(lambda one=one: launch_all(DEVICE, (one,)), 5, before=again if place == 2 else None)
+            result[one.kernel] = result.get(one.kernel, 0.0) + took
     return result
 
 

@@ -40,6 +40,7 @@ def recipe(trainer: Any, module: torch.nn.Module) -> dict[str, Any]:
             "seed": order.seed,
             "shuffle": order.shuffle,
             "drop_last": order.drop_last,
+            "steps_per_epoch": order.steps,
         },
     }
 

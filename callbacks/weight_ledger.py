@@ -111,7 +111,8 @@ class WeightLedger(Callback):
 
     def _open(self, trainer, pl_module) -> LedgerWriter:
         here = environment(trainer)
-        state = self._state
+        # Of this run only: the callback may have recorded another one before.
+        state = self._state if self._state.get("step") == trainer.global_step else {}
         if state and (self.path / "ledger.jsonl").exists():
             writer = LedgerWriter.reopen(self.path, environment=here, **state)
             if writer.torn_bytes or writer.torn_leaf_bytes:

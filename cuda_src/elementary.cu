@@ -77,18 +77,19 @@ __device__ __forceinline__ Pair exp_pair(double y, int& k) {
     return sum;
 }
 
-// e^x of a finite x by pairs.
-__device__ __noinline__ uint32 exp_by_pairs(float x) {
-    if (fabsf(x) < 0x1p-26f) return 0x3f800000;  // within a quarter of an ulp of 1
-    int k;
-    Pair pair = exp_pair(x, k);
-    return round_pair(pair, k);
-}
-
-__device__ __forceinline__ uint32 exp_bits(uint32 bits, bool short_form) {
+// e^x, any x, by pairs.
+__device__ __noinline__ uint32 exp_by_pairs(uint32 bits) {
     uint32 magnitude = bits & ~SIGN_BIT;
     if (magnitude > INFINITY_BITS) return NAN_BITS;
     if (magnitude >= 0x43000000) return bits & SIGN_BIT ? 0 : INFINITY_BITS;  // |x| >= 128: e^-128 < 2^-150
+    if (magnitude < 0x32800000) return 0x3f800000;  // |x| < 2^-26: within a quarter of an ulp of 1
+    int k;
+    Pair pair = exp_pair(__uint_as_float(bits), k);
+    return round_pair(pair, k);
+}
+
+// e^x in float64; returns whether `out` is its rounding.
+__device__ __forceinline__ bool exp_short(uint32 bits, uint32& out) {
     double x = static_cast<double>(__uint_as_float(bits));
     double shifted = x * LOG2_E + ROUND_BITS;
     double steps = shifted - ROUND_BITS;
@@ -108,20 +109,8 @@ __device__ __forceinline__ uint32 exp_bits(uint32 bits, bool short_form) {
     sum = __fma_rn(sum, r, 1.0);
     sum = __fma_rn(sum, r, 1.0);
     double z = __longlong_as_double(__double_as_longlong(sum) + (static_cast<int64>(__double2loint(shifted)) << 52));
-    if (short_form && is_decided(z)) return __float_as_uint(__double2float_rn(z));
-    return exp_by_pairs(__uint_as_float(bits));
-}
-
-// ln x by pairs: one step of Newton from z, which is off by less than 2^-45 of it or of 1.
-// ln x = z + ln(1 + u), u = x e^-z - 1, and u^3 is out of sight.
-__device__ __noinline__ uint32 log_by_pairs(double x, double z) {
-    int k;
-    Pair power = exp_pair(-z, k);
-    double scaled = x * power_of_two(k);
-    Pair u = multiply(power, {scaled, 0.0});
-    u = add(u, {-1.0, 0.0});
-    Pair tail = add(u, {-0.5 * u.high * u.high, 0.0});
-    return round_pair(add({z, 0.0}, tail), 0);
+    out = __float_as_uint(__double2float_rn(z));
+    return (bits & ~SIGN_BIT) < 0x43000000 && is_decided(z);
 }
 
 // 1 / a, within 2^-35. Requires: 1 <= a < 4.
@@ -131,17 +120,11 @@ __device__ __forceinline__ double reciprocal(double a) {
     return __fma_rn(guess, __fma_rn(-a, guess, 1.0), guess);
 }
 
-__device__ __forceinline__ uint32 log_bits(uint32 bits, bool short_form) {
-    uint32 magnitude = bits & ~SIGN_BIT;
-    if (magnitude == 0) return INFINITY_BITS | SIGN_BIT;
-    if (bits & SIGN_BIT || magnitude > INFINITY_BITS) return NAN_BITS;
-    if (magnitude == INFINITY_BITS) return INFINITY_BITS;
-    if (bits == 0x3f800000) return 0;
-    double x = static_cast<double>(__uint_as_float(bits));
+// ln x in float64, off by less than 2^-50 of it. Requires: x > 0, finite.
+__device__ __forceinline__ double log_approximately(double x) {
     // x = m 2^e with m in [0.7071, 1.4142): near 1, e = 0 and nothing cancels.
     int64 pattern = __double_as_longlong(x);
-    int64 shifted = pattern - 0x3fe6a09e00000000ll;
-    int e = static_cast<int>(shifted >> 52);
+    int e = static_cast<int>((pattern - 0x3fe6a09e00000000ll) >> 52);
     double m = __longlong_as_double(pattern - (static_cast<int64>(e) << 52));
     // ln m = 2 atanh(s) = 2 s + s^3 (2/3 + 2/5 s^2 + ...), s = (m - 1) / (m + 1), |s| < 0.1716.
     double above = m + 1.0, below = m - 1.0;
@@ -160,37 +143,75 @@ __device__ __forceinline__ uint32 log_bits(uint32 bits, bool short_form) {
     sum = __fma_rn(sum, q, 2.0 / 7.0);
     sum = __fma_rn(sum, q, 2.0 / 5.0);
     sum = __fma_rn(sum, q, 2.0 / 3.0);
-    double small = __fma_rn(s * q, sum, 2.0 * s);
+    double small = __fma_rn(s * q, sum, s + s);
     double steps = __hiloint2double(0x43380000 + (e >> 31), e) - ROUND_BITS;
-    double z = __fma_rn(steps, LN2_HEAD, __fma_rn(steps, LN2_MIDDLE, small));
-    if (short_form && is_decided(z)) return __float_as_uint(__double2float_rn(z));
-    return log_by_pairs(x, z);
+    return __fma_rn(steps, LN2_HEAD, __fma_rn(steps, LN2_MIDDLE, small));
 }
 
-// The short form is not trusted at all if `only_pairs`: for tests.
-template <class F>
-__device__ __forceinline__ void elementwise(const uint32* x, uint32* out, int64 count, F f) {
+// ln x, any x, by pairs: one step of Newton from the approximation z.
+// ln x = z + ln(1 + u), u = x e^-z - 1, |u| < 2^-40, and u^3 is out of sight.
+__device__ __noinline__ uint32 log_by_pairs(uint32 bits) {
+    uint32 magnitude = bits & ~SIGN_BIT;
+    if (magnitude == 0) return INFINITY_BITS | SIGN_BIT;
+    if (bits & SIGN_BIT || magnitude > INFINITY_BITS) return NAN_BITS;
+    if (magnitude == INFINITY_BITS) return INFINITY_BITS;
+    if (bits == 0x3f800000) return 0;
+    double x = static_cast<double>(__uint_as_float(bits));
+    double z = log_approximately(x);
+    int k;
+    Pair power = exp_pair(-z, k);
+    double scaled = x * power_of_two(k);
+    Pair u = multiply(power, {scaled, 0.0});
+    u = add(u, {-1.0, 0.0});
+    Pair tail = add(u, {-0.5 * u.high * u.high, 0.0});
+    return round_pair(add({z, 0.0}, tail), 0);
+}
+
+__device__ __forceinline__ bool log_short(uint32 bits, uint32& out) {
+    double z = log_approximately(static_cast<double>(__uint_as_float(bits)));
+    out = __float_as_uint(__double2float_rn(z));
+    return bits - 1 < INFINITY_BITS - 1 && is_decided(z);  // positive and finite
+}
+
+// Four elements at a time: their short forms, without a branch between them, then pairs for those that need it.
+template <class Short, class Pairs>
+__device__ __forceinline__ void elementwise(
+    const uint32* x, uint32* out, int64 count, bool only_pairs, Short short_form, Pairs by_pairs
+) {
     int64 stride = static_cast<int64>(gridDim.x) * blockDim.x;
     int64 thread = static_cast<int64>(blockIdx.x) * blockDim.x + threadIdx.x;
     int64 done = 0;
     if (((reinterpret_cast<uint64>(x) | reinterpret_cast<uint64>(out)) & 15) == 0) {
         for (int64 i = thread; i < count / 4; i += stride) {
             uint4 four = __ldcs(reinterpret_cast<const uint4*>(x) + i);
-            __stcs(reinterpret_cast<uint4*>(out) + i, make_uint4(f(four.x), f(four.y), f(four.z), f(four.w)));
+            uint32 bits[4] = {four.x, four.y, four.z, four.w}, result[4];
+            bool decided[4];
+#pragma unroll
+            for (int v = 0; v < 4; v++) decided[v] = short_form(bits[v], result[v]) && !only_pairs;
+            if (!(decided[0] && decided[1] && decided[2] && decided[3])) {
+#pragma unroll
+                for (int v = 0; v < 4; v++)
+                    if (!decided[v]) result[v] = by_pairs(bits[v]);
+            }
+            __stcs(reinterpret_cast<uint4*>(out) + i, make_uint4(result[0], result[1], result[2], result[3]));
         }
         done = count / 4 * 4;
     }
-    for (int64 i = done + thread; i < count; i += stride) out[i] = f(x[i]);
+    for (int64 i = done + thread; i < count; i += stride) {
+        uint32 result;
+        out[i] = short_form(x[i], result) && !only_pairs ? result : by_pairs(x[i]);
+    }
 }
 
+// only_pairs: the short form is not trusted at all, for tests.
 extern "C" __global__ void __launch_bounds__(256) elementary_exp(
     const uint32* x, uint32* out, int64 count, int64 only_pairs
 ) {
-    elementwise(x, out, count, [&](uint32 bits) { return exp_bits(bits, !only_pairs); });
+    elementwise(x, out, count, only_pairs, exp_short, exp_by_pairs);
 }
 
 extern "C" __global__ void __launch_bounds__(256) elementary_log(
     const uint32* x, uint32* out, int64 count, int64 only_pairs
 ) {
-    elementwise(x, out, count, [&](uint32 bits) { return log_bits(bits, !only_pairs); });
+    elementwise(x, out, count, only_pairs, log_short, log_by_pairs);
 }

@@ -148,7 +148,8 @@ __device__ __forceinline__ void convert(
     uint32 bits[CHUNK];
     uint32 largest = 0;
     double squares = 0;
-    for (int64 c = lane; c < chunks; c += team) {
+    int64 filled = exists ? (depth + CHUNK - 1) / CHUNK : 0;
+    for (int64 c = lane; c < filled; c += team) {
         load_chunk(from, format, c * CHUNK, depth, bits);
         // The squares of 16 terms in float32, scaled so that the largest term is near 1, every rounding upwards.
         uint32 largest_here = 0;
@@ -183,13 +184,18 @@ __device__ __forceinline__ void convert(
     double scale = power_of_two(-exponent);
     double cut = 0.0;
     for (int64 c = lane; c < chunks; c += team) {
+        int8* to = block + c / 8 * BLOCK_BYTES + static_cast<int>(c % 8 ^ padded_row % 8) * CHUNK;
+        if (c * CHUNK >= depth) {
+#pragma unroll
+            for (int i = 0; i < MODULI; i++) *reinterpret_cast<uint4*>(to + i * plane_bytes) = make_uint4(0, 0, 0, 0);
+            continue;
+        }
         if (chunks > team) load_chunk(from, format, c * CHUNK, depth, bits);
         uint32 low[CHUNK], high[CHUNK];
 #pragma unroll
         for (int v = 0; v < CHUNK; v++)
             integer_of(finite ? static_cast<double>(__uint_as_float(bits[v])) : 0.0, scale, low[v], high[v], cut);
-        int place = static_cast<int>(c % 8 ^ padded_row % 8) * CHUNK;
-        store_residues<FOLDED>(low, high, block + c / 8 * BLOCK_BYTES + place, plane_bytes);
+        store_residues<FOLDED>(low, high, to, plane_bytes);
     }
     cut = over_team(cut, team, shared_cut, [](double a, double b) { return a + b; });
     if (lane == 0 && exists) {
@@ -206,7 +212,7 @@ __device__ __forceinline__ void convert(
 
 // Launch: THREADS threads; ceil(batches * x_rows * team / THREADS) blocks for x (x_blocks), then as many for w.
 // *flagged := 0. Requires: capacity_x * capacity_w <= P / 4, each above sqrt(depth); depth < 2^31.
-extern "C" __global__ void __launch_bounds__(THREADS) residue_convert(
+extern "C" __global__ void __launch_bounds__(THREADS, 3) residue_convert(
     const char* x, int64 x_format, int64 x_rows, int64 x_row_stride, int64 x_batch_stride, int64 x_padded_rows,
     int8* x_residues, Row* x_facts, double x_capacity, const char* w, int64 w_format, int64 w_rows, int64 w_row_stride,
     int64 w_batch_stride, int64 w_padded_rows, int8* w_residues, Row* w_facts, double w_capacity, int64 batches,
@@ -269,14 +275,16 @@ __device__ __forceinline__ uint32 narrow(double value, int code) {
     return bits;
 }
 
-// As round_integer_sum, in float64 where both ends of what the sum can be round alike, which ties never do.
+// As round_integer_sum, in float64 where both ends of what the sum can be round alike, which ties never do. PLAIN: to
+// float32, without a bias.
+template <bool PLAIN>
 __device__ __forceinline__ bool round_sum(
     const int (&u)[GROUPS], int exponent, float doubt, uint32 bias, bool has_bias, int code, uint32& bits
 ) {
     double scale = power_of_two(exponent);
     double value = approximate(u) * scale;
     double size = fabs(value);
-    if (has_bias) {
+    if (!PLAIN && has_bias) {
         double term = static_cast<double>(__uint_as_float(bias));
         value += term;
         size += fabs(term);
@@ -285,7 +293,7 @@ __device__ __forceinline__ bool round_sum(
     double error = __fma_rn((static_cast<double>(doubt) + APPROXIMATION_ERROR) * scale, 1.0 + 0x1p-40, size * 0x1p-50);
     double low = value - error, high = value + error;
     uint32 other;
-    if (code == FLOAT32) {
+    if (PLAIN || code == FLOAT32) {
         bits = __float_as_uint(__double2float_rn(low));
         other = __float_as_uint(__double2float_rn(high));
     } else {
@@ -358,9 +366,8 @@ __device__ __forceinline__ void rebuild_unit(
     }
 }
 
-// out[b, i, j] = the sum, with bias[j] as one more term, rounded once; out: rows `out_stride` apart.
-// Launch: THREADS threads, one warp a unit.
-extern "C" __global__ void __launch_bounds__(THREADS) residue_round(
+template <bool PLAIN>
+__device__ __forceinline__ void round_all(
     const int8* products, const Row* x_facts, const Row* w_facts, int64 batches, int64 rows, int64 padded_rows,
     int64 columns, int64 padded_columns, unsigned short* flags, int64* listed, int64 list_size, uint32* flagged,
     const void* bias, int64 bias_format, void* out, int64 out_format, int64 out_stride, int64 out_batch_stride
@@ -369,12 +376,34 @@ extern "C" __global__ void __launch_bounds__(THREADS) residue_round(
     rebuild_unit(products, x_facts, w_facts, batches, rows, padded_rows, columns, padded_columns, flags, listed, list_size,
         flagged, [&](int64 i, int64 j, int64 batch, const int (&u)[GROUPS], int exponent, float doubt, bool inside) {
             uint32 term = 0;
-            if (bias != nullptr && inside) term = float32_bits(load_bits(bias, j, bias_code), bias_code);
+            if (!PLAIN && bias != nullptr && inside) term = float32_bits(load_bits(bias, j, bias_code), bias_code);
             uint32 bits;
-            bool decided = round_sum(u, exponent, inside ? doubt : 0.0f, term, bias != nullptr, code, bits);
-            if (inside) store_bits(out, batch * out_batch_stride + i * out_stride + j, code, bits);
+            bool decided = round_sum<PLAIN>(u, exponent, inside ? doubt : 0.0f, term, bias != nullptr, code, bits);
+            int64 place = batch * out_batch_stride + i * out_stride + j;
+            if (inside) store_bits(out, place, PLAIN ? FLOAT32 : code, bits);
             return decided;
         });
+}
+
+// out[b, i, j] = the sum, with bias[j] as one more term, rounded once; out: rows `out_stride` apart.
+// Launch: THREADS threads, one warp a unit.
+extern "C" __global__ void __launch_bounds__(THREADS, 2) residue_round(
+    const int8* products, const Row* x_facts, const Row* w_facts, int64 batches, int64 rows, int64 padded_rows,
+    int64 columns, int64 padded_columns, unsigned short* flags, int64* listed, int64 list_size, uint32* flagged,
+    const void* bias, int64 bias_format, void* out, int64 out_format, int64 out_stride, int64 out_batch_stride
+) {
+    round_all<false>(products, x_facts, w_facts, batches, rows, padded_rows, columns, padded_columns, flags, listed,
+                     list_size, flagged, bias, bias_format, out, out_format, out_stride, out_batch_stride);
+}
+
+// The same to float32, without a bias.
+extern "C" __global__ void __launch_bounds__(THREADS, 2) residue_round_plain(
+    const int8* products, const Row* x_facts, const Row* w_facts, int64 batches, int64 rows, int64 padded_rows,
+    int64 columns, int64 padded_columns, unsigned short* flags, int64* listed, int64 list_size, uint32* flagged,
+    const void* bias, int64 bias_format, void* out, int64 out_format, int64 out_stride, int64 out_batch_stride
+) {
+    round_all<true>(products, x_facts, w_facts, batches, rows, padded_rows, columns, padded_columns, flags, listed,
+                    list_size, flagged, nullptr, bias_format, out, out_format, out_stride, out_batch_stride);
 }
 
 // digits[b, i, j, :] += the sum, where nothing was cut off. digits: int64, 21 places an element.

@@ -1,0 +1,1 @@
+"""Faster ways to the bits that `arithmetic` defines, one backend a folder; `dispatch` chooses."""

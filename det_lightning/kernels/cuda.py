@@ -1,20 +1,21 @@
-"""Launches the kernels of `cuda_src/` on torch's current stream and device: the only file that talks to CuPy.
+"""Launches the kernels of `cuda_src/` on torch's current stream and device: the only file that talks to the driver.
 
 A cubin is made by NVRTC once and kept on disk, in a folder whose name is a digest of all sources, the flags and the
-compiler's version. Many processes may start at once: each writes aside and renames.
+compiler's version. Many processes may start at once: each writes aside and renames. The driver's library is called
+directly: loading and launching need nothing else, and one launch costs a few microseconds.
 """
 
 import contextlib
+import ctypes
 import functools
 import hashlib
-import importlib
 import os
+import struct
 import tempfile
 import threading
-import warnings
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from types import ModuleType
+from typing import NamedTuple
 
 import torch
 
@@ -28,19 +29,32 @@ FORMAT_CODES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
 DTYPES = {FORMATS["float32"]: torch.float32, FORMATS["bfloat16"]: torch.bfloat16, FORMATS["float16"]: torch.float16}
 
 _OLDEST_CAPABILITY = (8, 0)
-_functions: dict[tuple, object] = {}
+_MOST_ARGUMENTS = 40
+_STATIC_SHARED_BYTES = 48 << 10
+_MAX_DYNAMIC_SHARED_SIZE_BYTES = 8
+"""CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES of the driver's interface."""
+
+_functions: dict[tuple, tuple[ctypes.c_void_p, struct.Struct]] = {}
 _lock = threading.Lock()
 
 
 @functools.cache
-def _cupy() -> ModuleType:
+def _driver() -> ctypes.CDLL:
     try:
-        return importlib.import_module("cupy")
-    except ImportError as error:
+        driver = ctypes.CDLL("libcuda.so.1")
+    except OSError as error:
         raise DetError(
-            f"CUDA tensors need CuPy, which could not be imported ({error}); install the extra that fits your driver: "
-            f"`pip install det-lightning[cuda13]` or `det-lightning[cuda12]`"
+            f"CUDA tensors need the NVIDIA driver's library libcuda.so.1, which could not be loaded: {error}"
         ) from error
+    driver.cuLaunchKernel.argtypes = [ctypes.c_void_p, *[ctypes.c_uint] * 7, *[ctypes.c_void_p] * 3]
+    return driver
+
+
+def _check(status: int, what: str) -> None:
+    if status:
+        text = ctypes.c_char_p()
+        _driver().cuGetErrorString(status, ctypes.byref(text))
+        raise DetError(f"{what} failed: {(text.value or b'unknown error').decode()} (CUDA error {status})")
 
 
 @functools.cache
@@ -96,48 +110,116 @@ def cubin_path(source: Path, target: str, defines: Mapping[str, int]) -> Path:
     return path
 
 
-def _function(device_index: int, source_name: str, kernel: str, defines: Mapping[str, int], shared_bytes: int):
-    key = (device_index, source_name, kernel, *defines.items())
-    found = _functions.get(key)
-    if found is None:
-        with _lock:
-            source = cuda_compile.SOURCE_FOLDER / f"{source_name}.cu"
-            path = cubin_path(source, architecture(source, device_index), defines)
-            found = _cupy().RawModule(path=str(path)).get_function(kernel)
-            if shared_bytes > 48 << 10:
-                found.max_dynamic_shared_size_bytes = shared_bytes
-            _functions[key] = found
-    return found
+@functools.cache
+def _primary_context(device_index: int) -> int:
+    device, context = ctypes.c_int(), ctypes.c_void_p()
+    _check(_driver().cuDeviceGet(ctypes.byref(device), device_index), "cuDeviceGet")
+    _check(_driver().cuDevicePrimaryCtxRetain(ctypes.byref(context), device), "cuDevicePrimaryCtxRetain")
+    return context.value
 
 
-@functools.lru_cache(maxsize=64)
-def _stream(device_index: int, pointer: int):
-    with warnings.catch_warnings():
-        # Stream.from_external wants the protocol __cuda_stream__, which older versions of torch lack.
-        warnings.simplefilter("ignore", DeprecationWarning)
-        return _cupy().cuda.ExternalStream(pointer, device_index)
+def _enter(device_index: int) -> bool:
+    """Make the context that torch uses on a device current on this thread, for a backward pass has threads of its own.
+    True if another one was, which the caller brings back by `_leave`."""
+    context, found = _primary_context(device_index), ctypes.c_void_p()
+    _driver().cuCtxGetCurrent(ctypes.byref(found))
+    if found.value == context:
+        return False
+    _check(_driver().cuCtxPushCurrent_v2(ctypes.c_void_p(context)), "cuCtxPushCurrent")
+    return True
+
+
+def _leave() -> None:
+    _driver().cuCtxPopCurrent_v2(ctypes.byref(ctypes.c_void_p()))
+
+
+def _load(
+    source: Path, device_index: int, kernel: str, defines: Mapping[str, int], shared_bytes: int
+) -> ctypes.c_void_p:
+    """The function `kernel` on a device, whose context is current."""
+    path = cubin_path(source, architecture(source, device_index), defines)
+    module, function = ctypes.c_void_p(), ctypes.c_void_p()
+    status = _driver().cuModuleLoadData(ctypes.byref(module), path.read_bytes())
+    if status:  # a damaged file: make it again, once
+        path.unlink(missing_ok=True)
+        path = cubin_path(source, architecture(source, device_index), defines)
+        status = _driver().cuModuleLoadData(ctypes.byref(module), path.read_bytes())
+    _check(status, f"Loading {path}")
+    _check(
+        _driver().cuModuleGetFunction(ctypes.byref(function), module, kernel.encode()), f"Finding {kernel} in {path}"
+    )
+    if shared_bytes > _STATIC_SHARED_BYTES:
+        attribute = _driver().cuFuncSetAttribute(function, _MAX_DYNAMIC_SHARED_SIZE_BYTES, shared_bytes)
+        _check(attribute, f"Reserving {shared_bytes} bytes of shared memory for {kernel}")
+    return function
+
+
+class _Arguments(threading.local):
+    """The memory through which one thread passes arguments: all of them in 8 bytes each, as the driver's `extra`."""
+
+    def __init__(self):
+        self.buffer = ctypes.create_string_buffer(8 * _MOST_ARGUMENTS)
+        self.size = ctypes.c_size_t()
+        pointer, size = ctypes.addressof(self.buffer), ctypes.addressof(self.size)
+        self.extra = (ctypes.c_void_p * 5)(1, pointer, 2, size, 0)
+
+
+_arguments = _Arguments()
+
+
+class Call(NamedTuple):
+    """One launch of `kernel` of `cuda_src/<source>.cu`.
+
+    Arguments are Python integers (sizes, codes, `tensor.data_ptr()`) and floats (float64); every parameter of a kernel
+    has 8 bytes.
+    """
+
+    source: str
+    kernel: str
+    blocks: tuple[int, ...]
+    threads: int
+    arguments: tuple[int | float, ...]
+    defines: tuple[tuple[str, int], ...] = ()
+    shared_bytes: int = 0
+
+
+def launch_all(device: torch.device, calls: Sequence[Call]) -> None:
+    """Queue kernels, in order, on torch's current stream of `device`.
+
+    The caller keeps the tensors until this returns: torch's allocator reuses memory in stream order. Raises DetError if
+    a source does not compile, the device is too old, or the driver refuses a launch.
+    """
+    index, driver, own = device.index, _driver(), _arguments
+    entered = _enter(index)
+    try:
+        stream = torch.cuda.current_stream(index).cuda_stream
+        for source, kernel, blocks, threads, arguments, defines, shared_bytes in calls:
+            found = _functions.get((index, kernel, defines))
+            if found is None:
+                with _lock:
+                    file = cuda_compile.SOURCE_FOLDER / f"{source}.cu"
+                    form = struct.Struct("".join("d" if isinstance(value, float) else "q" for value in arguments))
+                    found = _load(file, index, kernel, dict(defines), shared_bytes), form
+                    _functions[index, kernel, defines] = found
+            function, form = found
+            form.pack_into(own.buffer, 0, *arguments)
+            own.size.value = form.size
+            y = blocks[1] if len(blocks) > 1 else 1
+            status = driver.cuLaunchKernel(
+                function, blocks[0], y, 1, threads, 1, 1, shared_bytes, stream, None, own.extra
+            )  # fmt: skip
+            if status:
+                _check(status, f"Launching {kernel} with {blocks} blocks of {threads} threads")
+    finally:
+        if entered:
+            _leave()
 
 
 def launch(
-    device: torch.device,
-    source: str,
-    kernel: str,
-    blocks: tuple[int, ...],
-    threads: int,
-    *arguments: int | float,
-    defines: Mapping[str, int] | None = None,
-    shared_bytes: int = 0,
+    device: torch.device, source: str, kernel: str, blocks: tuple[int, ...], threads: int, *arguments: int | float
 ) -> None:
-    """Run `kernel` of `cuda_src/<source>.cu` on torch's current stream of `device`.
-
-    Arguments are Python integers (sizes, codes, `tensor.data_ptr()`) and floats (float64). The caller keeps the tensors
-    until the call returns: torch's allocator reuses memory in stream order. Raises DetError if the source does not
-    compile or the device is too old.
-    """
-    index = device.index
-    with _cupy().cuda.Device(index), _stream(index, torch.cuda.current_stream(index).cuda_stream):
-        function = _function(index, source, kernel, defines or {}, shared_bytes)
-        function(blocks, (threads,), arguments, shared_mem=shared_bytes)
+    """Queue one kernel: see `Call` and `launch_all`."""
+    launch_all(device, (Call(source, kernel, blocks, threads, arguments),))
 
 
 def plain(tensor: torch.Tensor) -> torch.Tensor:

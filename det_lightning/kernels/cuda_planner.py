@@ -7,6 +7,7 @@ at a later call of the same site.
 
 import threading
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import torch
 
@@ -20,13 +21,13 @@ _COST_RESIDUE = 3e-13
 _COST_REBUILD = 2e-12
 _COST_TERM_UNDECIDED = 1.2e-12
 _COST_UNDECIDED = 2e-9
+_COST_ANY_UNDECIDED = 6e-6
 
 _SETTLING_CALLS = 12
 _SAMPLE_EVERY = 32
 
 
-@dataclass(frozen=True)
-class Site:
+class Site(NamedTuple):
     """What tells one call site from another."""
 
     device: int
@@ -45,7 +46,9 @@ class Site:
         return elements * (self.terms * _COST_MULTIPLY_ADD + _COST_REBUILD) + residues * _COST_RESIDUE
 
     def seconds_of(self, undecided: int) -> float:
-        return undecided * (_COST_UNDECIDED + self.terms * _COST_TERM_UNDECIDED)
+        if undecided == 0:
+            return 0.0
+        return _COST_ANY_UNDECIDED + undecided * (_COST_UNDECIDED + self.terms * _COST_TERM_UNDECIDED)
 
 
 def first_guess(site: Site) -> int:

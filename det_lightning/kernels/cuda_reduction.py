@@ -8,6 +8,7 @@ import torch
 from ..arithmetic.formats import NB, Format
 from .cuda import DTYPES, FORMAT_CODES, launch, multiprocessors, plain
 
+_KERNELS = {"sum": "sum_partial", "squares": "sum_of_squares_partial", "products": "sum_of_products_partial"}
 _THREADS = 256
 _TERMS = 16
 _BLOCKS_A_MULTIPROCESSOR = 5
@@ -19,12 +20,17 @@ def _ceil(a: int, b: int) -> int:
     return -(-a // b)
 
 
-def _sum(kernel: str, x: torch.Tensor) -> torch.Tensor:
+def _sum(kind: str, x: torch.Tensor, w: torch.Tensor | None = None) -> torch.Tensor:
+    """Canonical states [outer * inner, NB] of sums over the middle axis of x, or of x * w."""
     outer, n, inner = x.shape
     x = plain(x).contiguous()
+    w = x if w is None else plain(w).contiguous()
     states = torch.zeros((outer * inner, NB), dtype=torch.int64, device=x.device)
     if inner == 1 and n <= _SHORT and outer > _MANY:
-        x, outer, inner = x.view(outer, n).t().contiguous(), 1, outer
+        same = w is x
+        x = x.view(outer, n).t().contiguous()
+        w = x if same else w.view(outer, n).t().contiguous()
+        outer, inner = 1, outer
     if x.numel():
         if inner == 1:
             blocks, terms_a_block = outer, _TERMS * _THREADS
@@ -33,20 +39,26 @@ def _sum(kernel: str, x: torch.Tensor) -> torch.Tensor:
         most = max(1, _BLOCKS_A_MULTIPROCESSOR * multiprocessors(x.device.index) // blocks)
         chunks = min(most, _ceil(n, terms_a_block))
         launch(
-            x.device, "reduction", kernel, (blocks, chunks), _THREADS,
-            x.data_ptr(), FORMAT_CODES[x.dtype], states.data_ptr(), n, inner,
+            x.device, "reduction", _KERNELS[kind], (blocks, chunks), _THREADS,
+            x.data_ptr(), FORMAT_CODES[x.dtype], w.data_ptr(), FORMAT_CODES[w.dtype], states.data_ptr(), n, inner,
         )  # fmt: skip
     return normalise(states)
 
 
+def row_states(kind: str, x: torch.Tensor, w: torch.Tensor | None = None) -> torch.Tensor:
+    """Canonical states [rows, NB] of the sums over k of x[i, k] ("sum"), x[i, k]^2 ("squares") or x[i, k] * w[i, k]
+    ("products"); x, w: [rows, n]."""
+    return _sum(kind, x.unsqueeze(2), None if w is None else w.unsqueeze(2))
+
+
 def sum_states(x: torch.Tensor) -> torch.Tensor:
     """Canonical states [outer, inner, NB] of the sums over the middle axis of `x` [outer, n, inner]."""
-    return _sum("sum_partial", x).view(x.shape[0], x.shape[2], NB)
+    return _sum("sum", x).view(x.shape[0], x.shape[2], NB)
 
 
 def sum_of_squares_state(x: torch.Tensor) -> torch.Tensor:
     """The canonical state [NB] of the sum of squares of all elements."""
-    return _sum("sum_of_squares_partial", x.reshape(1, -1, 1)).view(NB)
+    return _sum("squares", x.reshape(1, -1, 1)).view(NB)
 
 
 def normalise(states: torch.Tensor) -> torch.Tensor:

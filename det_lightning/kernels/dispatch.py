@@ -3,6 +3,10 @@
 A backend is imported at its first product, so that importing the package compiles and loads nothing.
 """
 
+from collections.abc import Callable
+from functools import cache
+from importlib import import_module
+from importlib.util import find_spec
 from types import ModuleType
 
 import torch
@@ -13,7 +17,7 @@ FLOAT_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 
 def check_tensor(operation: str, name: str, value: object, dtypes: tuple[torch.dtype, ...] = FLOAT_DTYPES) -> None:
-    """Raise InputError unless `value` is a dense CPU tensor of one of `dtypes`."""
+    """Raise InputError unless `value` is a dense tensor of one of `dtypes` on a device that has kernels."""
     if not isinstance(value, torch.Tensor):
         raise InputError(
             f"{operation}: {name} is a {type(value).__name__}, not a tensor; pass a torch.Tensor, "
@@ -30,9 +34,10 @@ def check_tensor(operation: str, name: str, value: object, dtypes: tuple[torch.d
 
 def check_device(operation: str, name: str, value: torch.Tensor) -> None:
     """Raise InputError unless there is a backend for the tensor's device and layout."""
-    if not value.is_cpu:
+    if not (value.is_cpu or value.is_cuda):
         raise InputError(
-            f"{operation}: {name} is on device {value.device}; there are kernels for cpu; move it with {name}.cpu()"
+            f"{operation}: {name} is on device {value.device}; there are kernels for cpu and cuda; move it with "
+            f"{name}.cpu() or {name}.cuda()"
         )
     if value.layout is not torch.strided:
         raise InputError(
@@ -40,25 +45,63 @@ def check_device(operation: str, name: str, value: torch.Tensor) -> None:
         )
 
 
-_cpu: dict[str, ModuleType] = {}
+class _Family:
+    """The functions of one family of kernels; each call runs where its tensors are."""
+
+    def __init__(self, family: str):
+        self._family = family
+
+    def __getattr__(self, name: str) -> Callable:
+        if name.startswith("__"):
+            raise AttributeError(name)
+
+        def call(*arguments, **options):
+            return getattr(_module(self._family, _device_type(self._family, name, arguments)), name)(
+                *arguments, **options
+            )
+
+        setattr(self, name, call)
+        return call
 
 
-def cpu_kernels(family: str) -> ModuleType:
-    """The module `kernels.cpu.<family>`, loaded at the first call."""
-    module = _cpu.get(family)
-    if module is None:
-        from importlib import import_module
+def _device_type(family: str, name: str, arguments: tuple) -> str:
+    """ "cpu" or "cuda"; raises InputError where tensors lie on several devices."""
+    devices = {argument.device for argument in arguments if isinstance(argument, torch.Tensor)}
+    if len(devices) > 1:
+        listed = ", ".join(sorted(str(device) for device in devices))
+        raise InputError(
+            f"{family}.{name}: the tensors are on several devices ({listed}); move them to one with .to(...)"
+        )
+    return next(iter(devices)).type if devices else "cpu"
 
-        module = _cpu[family] = import_module(f".cpu.{family}", __package__)
-    return module
+
+@cache
+def _module(family: str, device_type: str) -> ModuleType:
+    """`kernels.cpu.<family>` or `kernels.cuda_<family>`."""
+    if device_type == "cpu":
+        return import_module(f".cpu.{family}", __package__)
+    name = f"{__package__}.cuda_{family}"
+    if find_spec(name) is None:
+        raise InputError(f"there are no CUDA kernels for {family} in this version; move the tensors with .cpu()")
+    return import_module(name)
+
+
+@cache
+def kernels_of(family: str) -> _Family:
+    """The kernels of a family, such as "gemm", for the device of the tensors they are called with. A backend is loaded
+    at its first call."""
+    return _Family(family)
+
+
+cpu_kernels = kernels_of
 
 
 def tensor_lanes(tensor: torch.Tensor) -> tuple[int, int]:
     """The two digest lanes of `tensor` (`arithmetic.tensor_digest`): any dtype, any strides, row-major order.
 
-    Raises InputError for something that is no dense CPU tensor.
+    Raises InputError for something that is no dense tensor on a device with kernels.
     """
     if not isinstance(tensor, torch.Tensor):
         raise InputError(f"tensor_lanes: the argument is a {type(tensor).__name__}; pass a torch.Tensor")
     check_device("tensor_lanes", "tensor", tensor)
-    return cpu_kernels("digest").tensor_lanes(tensor)
+    return kernels_of("digest").tensor_lanes(tensor)

@@ -13,6 +13,7 @@ from ..arithmetic.long_accumulator import finalize as finalize_state
 from ..arithmetic.long_accumulator import fraction_of
 from ..errors import InputError
 from ..kernels.dispatch import check_device, cpu_kernels
+from .registration import is_traced
 
 _FORMS = {torch.float32: FORMATS["float32"], torch.bfloat16: FORMATS["bfloat16"], torch.float16: FORMATS["float16"]}
 
@@ -37,9 +38,9 @@ def check_states(operation: str, name: str, states: object) -> None:
     check_device(operation, name, states)
 
 
-def zero_digits(shape: Sequence[int]) -> torch.Tensor:
+def zero_digits(shape: Sequence[int], *, device: torch.device | str | None = None) -> torch.Tensor:
     """The states of empty sums: int64 zeros [*shape, NB]."""
-    return torch.zeros((*shape, NB), dtype=torch.int64)
+    return torch.zeros((*shape, NB), dtype=torch.int64, device=device)
 
 
 def det_combine(states: Sequence[torch.Tensor]) -> torch.Tensor:
@@ -75,6 +76,13 @@ def det_finalize(acc: torch.Tensor, *, dtype: torch.dtype = torch.float32, denom
     term, infinities of both signs or 0/0 give the canonical NaN; x/0 is an infinity with the sign of x.
     Raises InputError for a tensor that is no digits, another dtype, or a denominator that is negative or no integer.
     """
+    if is_traced(acc):
+        return torch.ops.det_lightning.finalize(acc, dtype, denominator)
+    return compute_finalize(acc, dtype, denominator)
+
+
+def compute_finalize(acc: torch.Tensor, dtype: torch.dtype, denominator: int) -> torch.Tensor:
+    """`det_finalize` on a plain tensor."""
     check_states("det_finalize", "acc", acc)
     form = output_form("det_finalize", dtype)
     if not isinstance(denominator, int) or denominator < 0:
@@ -89,7 +97,7 @@ def det_finalize(acc: torch.Tensor, *, dtype: torch.dtype = torch.float32, denom
     patterns = [finalize_state(state, form, denominator) for state in acc.view(-1, NB).tolist()]
     signed = [p - (1 << form.bits) if p & form.sign_bit else p for p in patterns]
     integer = torch.int32 if form.bits == 32 else torch.int16
-    return torch.tensor(signed, dtype=integer).view(dtype).view(acc.shape[:-1])
+    return torch.tensor(signed, dtype=integer, device=acc.device).view(dtype).view(acc.shape[:-1])
 
 
 def digits_value(acc: torch.Tensor) -> Fraction | float:

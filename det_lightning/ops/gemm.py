@@ -9,11 +9,13 @@ from ..arithmetic.formats import NB
 from ..errors import InputError
 from ..kernels.dispatch import check_tensor, cpu_kernels
 from .digits import check_states, output_form, zero_digits
+from .registration import is_traced
 
-ENGINES = ("auto", "float64", "long_accumulator")
+ENGINES = ("auto", "int8", "float64", "long_accumulator")
 
 
-def _check_operands(operation: str, x: torch.Tensor, w: torch.Tensor, engine: str) -> None:
+def check_operands(operation: str, x: torch.Tensor, w: torch.Tensor, engine: str) -> None:
+    """Raise InputError unless x is [M, K] and w [N, K] of dtypes and on a device that are covered, and the engine known."""
     check_tensor(operation, "x", x)
     check_tensor(operation, "w", w)
     if x.dim() != 2 or w.dim() != 2 or x.shape[1] != w.shape[1]:
@@ -32,15 +34,32 @@ def det_gemm(
     *,
     dtype: torch.dtype | None = None,
     engine: str = "auto",
+    scratch_bytes: int | None = None,
 ) -> torch.Tensor:
     """The correctly rounded product x @ w.T + bias.
 
     x: [M, K], w: [N, K], bias: [N] or None; float32, bfloat16 or float16, any strides, any sizes (0 included).
     Returns [M, N] of `dtype` (None: float32). The bias is one more term of the exact sum. Subnormals are kept, an
-    exact zero is +0, NaNs are canonical. `engine` ("auto", "float64", "long_accumulator") changes only the time.
-    Raises InputError for another dtype, device or shape.
+    exact zero is +0, NaNs are canonical. `engine` ("auto", "int8", "float64", "long_accumulator") changes only the time;
+    `scratch_bytes` bounds the extra memory on a CPU (None: 256 MiB; a tile of 16 rows and columns is always taken).
+    Differentiable: gx = RN(g w), gw = RN(g^T x), gb = RN(sum of g over its rows). Raises InputError for another dtype,
+    device or shape.
     """
-    _check_operands("det_gemm", x, w, engine)
+    if is_traced(x, w, bias):
+        return torch.ops.det_lightning.gemm(x, w, bias, dtype, engine)
+    return compute_gemm(x, w, bias, dtype, engine, scratch_bytes)
+
+
+def compute_gemm(
+    x: torch.Tensor,
+    w: torch.Tensor,
+    bias: torch.Tensor | None,
+    dtype: torch.dtype | None,
+    engine: str,
+    scratch_bytes: int | None = None,
+) -> torch.Tensor:
+    """`det_gemm` on plain tensors, unseen by autograd."""
+    check_operands("det_gemm", x, w, engine)
     if bias is not None:
         check_tensor("det_gemm", "bias", bias)
         if bias.shape != w.shape[:1]:
@@ -48,15 +67,25 @@ def det_gemm(
                 f"det_gemm: bias is {list(bias.shape)} and w is {list(w.shape)}; bias must be [N] with N = {w.shape[0]}"
             )
     form = output_form("det_gemm", torch.float32 if dtype is None else dtype)
+    if scratch_bytes is not None and x.is_cpu:
+        return cpu_kernels("gemm").gemm(x, w, bias, form, engine, scratch_bytes)
     return cpu_kernels("gemm").gemm(x, w, bias, form, engine)
 
 
 def det_gemm_partial(x: torch.Tensor, w: torch.Tensor, *, engine: str = "auto") -> torch.Tensor:
     """The exact product as canonical digits: int64 [M, N, NB]. Arguments and errors as for `det_gemm`."""
-    _check_operands("det_gemm_partial", x, w, engine)
-    digits = zero_digits((x.shape[0], w.shape[0]))
+    if is_traced(x, w):
+        return torch.ops.det_lightning.gemm_partial(x, w, engine)
+    return compute_gemm_partial(x, w, engine)
+
+
+def compute_gemm_partial(x: torch.Tensor, w: torch.Tensor, engine: str) -> torch.Tensor:
+    """`det_gemm_partial` on plain tensors."""
+    check_operands("det_gemm_partial", x, w, engine)
+    digits = zero_digits((x.shape[0], w.shape[0]), device=x.device)
     cpu_kernels("gemm").add_gemm_digits(digits, x, w, engine)
-    return digits
+    # On the CPU they are canonical already.
+    return digits if digits.is_cpu else cpu_kernels("reduction").normalise(digits)
 
 
 def add_gemm_digits(digits: torch.Tensor, x: torch.Tensor, w: torch.Tensor, *, engine: str = "auto") -> None:
@@ -65,7 +94,15 @@ def add_gemm_digits(digits: torch.Tensor, x: torch.Tensor, w: torch.Tensor, *, e
     digits: int64 [M, N, NB], any state and strides; each digit moves by less than 2^32. Other arguments and errors as
     for `det_gemm`.
     """
-    _check_operands("add_gemm_digits", x, w, engine)
+    if is_traced(x, w, digits):
+        torch.ops.det_lightning.add_gemm_digits(digits, x, w, engine)
+    else:
+        compute_add_gemm_digits(digits, x, w, engine)
+
+
+def compute_add_gemm_digits(digits: torch.Tensor, x: torch.Tensor, w: torch.Tensor, engine: str) -> None:
+    """`add_gemm_digits` on plain tensors."""
+    check_operands("add_gemm_digits", x, w, engine)
     check_states("add_gemm_digits", "digits", digits)
     if digits.shape != (x.shape[0], w.shape[0], NB):
         raise InputError(

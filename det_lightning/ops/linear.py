@@ -79,4 +79,8 @@ def linear(
         raise InputError(f"linear takes x, weight and bias of one dtype, got {', '.join(map(str, dtypes))}")
     # The rows are made outside the function: an in-place operation may not touch a view that was made inside one.
     rows = x.reshape(x.shape[:-1].numel(), x.shape[-1])
-    return _Linear.apply(rows, weight, bias, sink).reshape(*x.shape[:-1], weight.shape[0])
+    if sink is None and torch.compiler.is_compiling():
+        out = torch.ops.det_lightning.linear(rows, weight, bias)
+    else:
+        out = _Linear.apply(rows, weight, bias, sink)
+    return out.reshape(*x.shape[:-1], weight.shape[0])

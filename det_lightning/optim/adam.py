@@ -12,7 +12,7 @@ import math
 
 import torch
 
-from det_lightning.optim.scaling import scaled, square_root
+from det_lightning.optim.scaling import scaled, square_root, store
 
 
 @torch.no_grad()
@@ -32,9 +32,9 @@ def adam_step(optimizer: torch.optim.Adam) -> None:
                 parameter.copy_(scaled(parameter, 1.0 - rate * decay))
             elif decay:
                 gradient = gradient + scaled(parameter, decay)
-            state["exp_avg"].copy_(scaled(state["exp_avg"], beta1) + scaled(gradient, 1.0 - beta1))
+            store(state["exp_avg"], scaled(state["exp_avg"], beta1) + scaled(gradient, 1.0 - beta1))
             square = scaled(gradient * gradient, 1.0 - beta2)
-            state["exp_avg_sq"].copy_(scaled(state["exp_avg_sq"], beta2) + square)
+            store(state["exp_avg_sq"], scaled(state["exp_avg_sq"], beta2) + square)
             second = state["exp_avg_sq"]
             if group["amsgrad"]:
                 second = state["max_exp_avg_sq"].copy_(torch.maximum(state["max_exp_avg_sq"], second))
@@ -42,7 +42,7 @@ def adam_step(optimizer: torch.optim.Adam) -> None:
             divisor = square_root(second) / torch.tensor(correction, dtype=second.dtype)
             divisor = divisor + torch.tensor(float(group["eps"]), dtype=second.dtype)
             direction = state["exp_avg"] / divisor
-            parameter.copy_(parameter - scaled(direction, rate / (1.0 - power(beta1, step))))
+            store(parameter, parameter - scaled(direction, rate / (1.0 - power(beta1, step))))
 
 
 def power(base: float, exponent: int) -> float:

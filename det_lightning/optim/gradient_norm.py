@@ -11,6 +11,7 @@ from det_lightning.arithmetic.formats import FLOAT32, NB
 from det_lightning.arithmetic.rounding import round_integer
 from det_lightning.ops.digits import digits_value
 from det_lightning.ops.reduction import sum_of_squares_partial
+from det_lightning.optim.scaling import store
 
 _SQUARE_LSB_EXPONENT = -298
 
@@ -47,5 +48,5 @@ def clip_gradients_by_norm(gradients: list[torch.Tensor], limit: float) -> tuple
     if coefficient >= 1:
         return norm, torch.ones_like(norm)
     for gradient in gradients:
-        gradient.mul_(coefficient)
+        store(gradient, gradient * coefficient)
     return norm, coefficient

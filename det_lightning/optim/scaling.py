@@ -3,10 +3,17 @@
 import numpy as np
 import torch
 
+from det_lightning.ops.canonical import canonical_nan
+
 
 def scaled(tensor: torch.Tensor, factor: float) -> torch.Tensor:
     """RN(tensor RN(factor)): the factor is rounded to the tensor's format, then one product."""
     return tensor * torch.tensor(factor, dtype=tensor.dtype)
+
+
+def store(target: torch.Tensor, value: torch.Tensor) -> None:
+    """target = value, in place, every NaN canonical: infinity minus infinity has other bits on other processors."""
+    target.copy_(canonical_nan(value))
 
 
 def square_root(tensor: torch.Tensor) -> torch.Tensor:

@@ -9,7 +9,8 @@ Each line is a multiplication and then an addition: never a fused multiply-add, 
 
 import torch
 
-from det_lightning.optim.scaling import scaled
+from det_lightning.ops.canonical import canonical_nan
+from det_lightning.optim.scaling import scaled, store
 
 
 @torch.no_grad()
@@ -31,6 +32,6 @@ def sgd_step(optimizer: torch.optim.SGD) -> None:
                     buffer = update.clone()
                 else:
                     buffer = scaled(buffer, momentum) + (scaled(update, keep) if keep != 1.0 else update)
-                state["momentum_buffer"] = buffer
+                state["momentum_buffer"] = buffer = canonical_nan(buffer)
                 update = update + scaled(buffer, momentum) if group["nesterov"] else buffer
-            parameter.copy_(parameter - scaled(update, rate))
+            store(parameter, parameter - scaled(update, rate))

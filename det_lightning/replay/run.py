@@ -76,6 +76,7 @@ def run_rank(
         max_steps=plan.stop,
         max_epochs=-1,
         callbacks=[ledger, _StopAtDivergence(plan.reference, ledger, progress)],
+        limit_train_batches=data_recipe["steps_per_epoch"] * plan.accumulate,
         limit_val_batches=0,
         **trainer_arguments(entry),
         **QUIET_TRAINER,

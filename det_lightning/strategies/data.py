@@ -50,24 +50,24 @@ class TrainingData:
         check_loader(loader)
         accumulate = trainer.accumulate_grad_batches
         _check_limits(trainer, accumulate)
+        limit = trainer.limit_train_batches
         self.order = SampleOrder(
             samples=len(loader.dataset),
             global_batch=self._global_batch or world_size * loader.batch_size * accumulate,
             seed=self._seed if self._seed is not None else int(os.environ.get("PL_GLOBAL_SEED", 0)),
             shuffle=is_shuffled(loader),
             drop_last=loader.drop_last,
+            most_steps=limit // accumulate if isinstance(limit, int) else None,
             arrangement=self.arrangement,
         )
         if resumed is not None:
             resumed.check(self.order)
-        limit = trainer.limit_train_batches
         sampler = SliceSampler(
             self.order,
             world_size=world_size,
             rank=rank,
             accumulate=accumulate,
             steps_done=lambda: trainer.global_step,
-            steps_per_epoch=limit // accumulate if isinstance(limit, int) else None,
         )
         self._loader = SliceLoader(loader, sampler, value_digest if record_samples else None)
         return self._loader

@@ -1,6 +1,6 @@
 """What a checkpoint says of the run's order, and how a resumed run takes it over at another split."""
 
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 from det_lightning.distributed.sample_order import SampleOrder
@@ -23,6 +23,7 @@ class Stamp:
     seed: int
     shuffle: bool
     drop_last: bool
+    steps_per_epoch: int
     accumulate: int
 
     def check(self, order: SampleOrder) -> None:
@@ -33,7 +34,7 @@ class Stamp:
                 hint = (
                     "Global batch = world size x batch_size x accumulate_grad_batches, or DetStrategy(global_batch=...)."
                     if name == "global_batch"
-                    else "Resume with the data set, DataLoader and seed of the run that saved it."
+                    else "Resume with the data set, DataLoader, limit_train_batches and seed of the run that saved it."
                 )
                 raise InputError(f"the checkpoint was saved with {name} = {saved}, this run has {given}. {hint}")
 
@@ -45,7 +46,8 @@ def stamp(order: SampleOrder, accumulate: int) -> dict[str, int | bool]:
 
 def _lasting(order: SampleOrder) -> dict[str, int | bool]:
     """What decides the samples of a step; how they are arranged within it does not."""
-    return {name: value for name, value in asdict(order).items() if name != "arrangement"}
+    names = ("samples", "global_batch", "seed", "shuffle", "drop_last")
+    return {**{name: getattr(order, name) for name in names}, "steps_per_epoch": order.steps}
 
 
 def take_over(checkpoint: dict[str, Any], accumulate: int, *, by_steps: bool) -> Stamp | None:

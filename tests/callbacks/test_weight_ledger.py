@@ -158,6 +158,61 @@ def test_an_exception_leaves_a_ledger_that_does_not_say_finished(tmp_path):
         assert reader.verify_chain().sound
 
 
+def fit_with_one_callback(path: Path, second: str):
+    """A fit, and a second one with the same callback object: of the same Trainer, or of another."""
+    quiet_lightning()
+    module, loader = build()
+    ledger = WeightLedger(path)
+
+    def trainer(steps: int) -> Trainer:
+        strategy = DetStrategy(seed=4)
+        return Trainer(
+            accelerator="cpu", devices=1, strategy=strategy, max_steps=steps, callbacks=[ledger], **QUIET_TRAINER
+        )
+
+    first = trainer(4)
+    first.fit(module, loader)
+    if second == "same":
+        first.fit_loop.epoch_loop.max_steps = 8
+    (first if second == "same" else trainer(4)).fit(module, loader)
+
+
+def test_a_second_fit_of_a_trainer_continues_its_ledger_and_one_of_another_trainer_is_refused(tmp_path):
+    in_new_process(fit_with_one_callback, tmp_path / "same", "same")
+    with LedgerReader(tmp_path / "same") as reader:
+        assert [record.step for record in reader.records()] == list(range(9))
+        assert reader.closed and reader.verify_chain().sound
+    with pytest.raises(Failed, match="already holds a ledger"):
+        in_new_process(fit_with_one_callback, tmp_path / "other", "other")
+    with LedgerReader(tmp_path / "other") as reader:
+        assert reader.closed and not reader.resumes
+
+
+def fit_without_then_with(folder: Path) -> None:
+    quiet_lightning()
+    module, loader = build()
+    for steps, callbacks in ((4, []), (7, [WeightLedger(folder / "ledger")])):
+        trainer = Trainer(
+            accelerator="cpu",
+            devices=1,
+            strategy=DetStrategy(seed=4),
+            max_steps=steps,
+            callbacks=callbacks,
+            **QUIET_TRAINER,
+        )
+        trainer.fit(module, loader, ckpt_path=folder / "saved.ckpt" if callbacks else None)
+        trainer.save_checkpoint(folder / "saved.ckpt")
+
+
+def test_a_ledger_may_begin_at_a_checkpoint_that_has_none(tmp_path):
+    in_new_process(fit_without_then_with, tmp_path)
+    in_new_process(fit, tmp_path / "whole", steps=7)
+    with LedgerReader(tmp_path / "ledger") as reader, LedgerReader(tmp_path / "whole" / "ledger") as whole:
+        assert (reader.first_step, reader.last_step, reader.resumed_from) == (4, 7, None)
+        assert reader.record(4).agree["roots"]["weights"] == whole.record(4).agree["roots"]["weights"]
+        assert reader.record(7).agree == whole.record(7).agree
+
+
 def test_an_unknown_kind_is_refused_when_it_is_asked_for():
     with pytest.raises(InputError, match="activations"):
         WeightLedger("nowhere", kinds=("weights", "activations"))

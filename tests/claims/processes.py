@@ -5,6 +5,7 @@ that a failed run leaves nothing behind.
 """
 
 import multiprocessing
+import pickle
 import traceback
 from collections.abc import Callable
 from multiprocessing.connection import wait
@@ -33,9 +34,10 @@ class Failed(Exception):
 def _serve(answers, threads: int, function: Callable, arguments: tuple, options: dict) -> None:
     torch.set_num_threads(threads)
     try:
-        answers.send(("result", function(*arguments, **options)))
+        answer = ("result", function(*arguments, **options))
     except BaseException as error:
-        answers.send(("error", (type(error).__name__, str(error), traceback.format_exc())))
+        answer = ("error", (type(error).__name__, str(error), traceback.format_exc()))
+    answers.send_bytes(pickle.dumps(answer))  # by value: tensors in shared memory would end with this process
 
 
 class Background:
@@ -52,7 +54,7 @@ class Background:
         if not self.answers.poll(PATIENCE_SECONDS):
             self.end()
             raise Failed("Timeout", f"no answer in {PATIENCE_SECONDS} s", "")
-        kind, value = self.answers.recv()
+        kind, value = pickle.loads(self.answers.recv_bytes())
         self._process.join(timeout=10)
         if kind == "error":
             raise Failed(*value)

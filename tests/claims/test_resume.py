@@ -143,6 +143,7 @@ def test_the_ledger_of_a_resumed_run_has_the_traces_of_the_run_that_was_not_stop
         ({"options": {"global_batch": 12, "seed": 8}}, "seed = 9, this run has 8"),
         ({"samples": 57}, "samples = 58, this run has 57"),
         ({"loader": {"shuffle": False}}, "shuffle = True, this run has False"),
+        ({"trainer": {"limit_train_batches": 3}}, "steps_per_epoch = 5, this run has 3"),
         ({"loader": {"shuffle": True, "drop_last": True}}, "drop_last = False, this run has True"),
     ],
 )

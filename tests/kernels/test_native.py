@@ -5,7 +5,10 @@ import re
 from importlib import import_module
 
 import numba
+import numpy as np
 import pytest
+from numba import types
+from numba.extending import intrinsic
 
 from det_lightning.kernels.cpu.native import compiler, digits
 
@@ -13,7 +16,12 @@ KERNELS = {
     "digits": ["normalise_states", "finalize_states"],
     "scan": ["scan_rows", "scan_bands"],
     "gemm": ["gemm_block", "gemm_digits_block"],
-    "reduction": ["sum_block", "sum_of_squares_block"],
+    "reduction": ["sum_block"],
+    "binned_sum": ["sum_parts_block"],
+    "residues_int8": ["int8_residues_block", "int8_rebuild_block"],
+    "scatter": ["group_block", "add_groups_block", "round_groups_block"],
+    "windowed_digits": ["bounds_block", "from_states_block", "add_to_states_block", "grow_block"],
+    "windowed_rounding": ["round_block", "carry_block"],
     "digest": ["lanes_block", "float64_lanes_block"],
     "residues": ["residues_block", "reduce_block"],
     "elementary": ["exp_block", "log_block"],
@@ -82,14 +90,29 @@ def test_every_kernel_takes_integers_and_addresses_only(family):
     [
         (lambda start, stop, n: math.exp(n), "exp"),
         (lambda start, stop, n: math.lgamma(n), "lgamma"),
-        (lambda start, stop, n: math.floor(n / 3), "floor"),
+        (lambda start, stop, n: math.sin(n), "sin"),
     ],
-    ids=["exp", "lgamma", "floor"],
+    ids=["exp", "lgamma", "sin"],
 )
 def test_a_kernel_that_calls_a_library_is_refused(body, symbol, monkeypatch):
     monkeypatch.setattr(digits, "calling", compiler.kernel(body), raising=False)
     with pytest.raises(RuntimeError, match=rf"kernel digits.calling needs \[.*{symbol}"):
         compiler.object_code("digits", "calling")
+
+
+@intrinsic
+def fused(typing_context, a, b, c):
+    def generate(context, builder, signature, arguments):
+        return builder.fma(*arguments)
+
+    return types.float64(types.float64, types.float64, types.float64), generate
+
+
+def test_a_kernel_with_a_fused_rounding_is_refused(monkeypatch):
+    body = compiler.kernel(lambda start, stop, n: np.int64(fused(float(n), 3.0, 0.1)))
+    monkeypatch.setattr(digits, "fusing", body, raising=False)
+    with pytest.raises(RuntimeError, match=r"kernel digits.fusing needs \['llvm.fma.f64'"):
+        compiler.object_code("digits", "fusing")
 
 
 def test_the_launcher_of_scans_knows_the_constants_of_the_kernel():

@@ -27,7 +27,9 @@ def test_values_and_gradients_of_the_table():
     assert_same_bits(result.detach(), torch.tensor([row[1] for row in VALUES]))
     upstream = torch.arange(1.0, len(VALUES) + 1)
     result.backward(-upstream)
-    assert_same_bits(x.grad, torch.tensor([-float(g) if row[2] else 0.0 for g, row in zip(upstream, VALUES, strict=True)]))
+    assert_same_bits(
+        x.grad, torch.tensor([-float(g) if row[2] else 0.0 for g, row in zip(upstream, VALUES, strict=True)])
+    )
 
 
 def test_nans_leave_canonical():

@@ -188,4 +188,5 @@ def test_all_inputs_are_the_nearest_float(name):
         assert_same_bits(result[~hard], below[~hard])
         assert_same_bits(result[hard], defined(name, x[hard]))
         hard_inputs += int(hard.sum())
-    assert hard_inputs > 100
+    # About 2^-22 of the inputs with a result of their own: the search has found something to check.
+    assert hard_inputs > 50

@@ -183,7 +183,7 @@ MISUSES = {
     "bias too long": (lambda x, w: det_gemm(x, w, torch.ones(5)), r"bias is \[5\] and w is \[4, 3\].*N = 4"),
     "bias is a number": (lambda x, w: det_gemm(x, w, 1.0), "bias is a float, not a tensor"),
     "output float64": (lambda x, w: det_gemm(x, w, dtype=torch.float64), "dtype is torch.float64; allowed"),
-    "unknown engine": (lambda x, w: det_gemm(x, w, engine="fast"), "engine is 'fast'; allowed: auto, float64"),
+    "unknown engine": (lambda x, w: det_gemm(x, w, engine="fast"), "engine is 'fast'; allowed: auto, int8, float64"),
     "another device": (lambda x, w: det_gemm(x.to("meta"), w), r"x is on device meta; there are kernels for cpu"),
     "sparse": (lambda x, w: det_gemm(x.to_sparse(), w), "layout torch.sparse_coo; only strided"),
 }

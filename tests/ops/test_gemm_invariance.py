@@ -104,7 +104,7 @@ def test_tiles_and_chunks_do_not_matter(engine, monkeypatch):
     x, w, bias = operands(m=70, k=300, n=45)
     x[3, 7], x[60, 299] = float("inf"), 2.0**120
     expected, digits = det_gemm(x, w, bias, engine=engine), det_gemm_partial(x, w, engine=engine)
-    monkeypatch.setattr(launcher, "_tile_side", lambda terms: 17)
+    monkeypatch.setattr(launcher, "_tile_side", lambda terms, scratch_bytes: 17)
     assert_same_bits(det_gemm(x, w, bias, engine=engine), expected)
     monkeypatch.setattr(launcher, "CHUNK_TERMS", 64)
     assert_same_bits(det_gemm(x, w, bias, engine=engine), expected)
@@ -164,7 +164,7 @@ def test_a_tile_whose_bands_take_too_much_memory_is_quartered(monkeypatch):
     count = gemm_float64.moduli_count
     monkeypatch.setattr(gemm_float64, "moduli_count", lambda *a: tiles.append(a[0].bands) or count(*a))
     monkeypatch.setattr(launcher, "SCRATCH_BYTES", 60_000)
-    monkeypatch.setattr(launcher, "_tile_side", lambda terms: 64)
+    monkeypatch.setattr(launcher, "_tile_side", lambda terms, scratch_bytes: 64)
     assert_same_bits(det_gemm(x, w, engine="float64"), expected)
     assert len(tiles) > 4
 

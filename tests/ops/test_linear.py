@@ -90,7 +90,9 @@ def test_the_sink_gets_the_exact_digits_and_autograd_gets_none_of_them():
     assert_same_bits(x.grad, exact_gemm(upstream, weight.detach().t()))
     assert_same_bits(det_finalize(sink.kept[id(weight)]), exact_gemm(upstream.t(), x.detach().t()))
     value = digits_value(sink.kept[id(weight)][2, 3])
-    assert value == sum(Fraction(a) * Fraction(b) for a, b in zip(upstream[:, 2].tolist(), x[:, 3].tolist(), strict=True))
+    assert value == sum(
+        Fraction(a) * Fraction(b) for a, b in zip(upstream[:, 2].tolist(), x[:, 3].tolist(), strict=True)
+    )
     assert digits_value(sink.kept[id(bias)][1]) == sum(map(Fraction, upstream[:, 1].tolist()))
 
 
@@ -180,9 +182,8 @@ def test_an_in_place_operation_may_follow():
 
 
 def test_it_is_differentiable_once():
-    x, weight, _, _ = operands(19, 2, 3, 2)
-    x.requires_grad_()
-    (by_x,) = torch.autograd.grad(linear(x, weight).sum(), x, create_graph=True)
+    x, weight, _, upstream = (each.requires_grad_() for each in operands(19, 2, 3, 2))
+    (by_x,) = torch.autograd.grad(linear(x, weight), x, upstream, create_graph=True)
     with pytest.raises(RuntimeError, match="once_differentiable"):
         by_x.sum().backward()
 
@@ -209,6 +210,7 @@ def test_dtypes_that_do_not_fit_are_refused(dtypes):
         linear(x, weight, bias)
 
 
+@pytest.mark.filterwarnings("ignore:Initializing zero-element tensors")
 def test_the_module_is_a_linear_layer_with_the_same_state():
     stock = torch.nn.Linear(5, 3)
     exact = DetLinear(5, 3)

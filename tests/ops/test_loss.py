@@ -11,7 +11,17 @@ import torch.nn.functional as F
 from det_lightning.arithmetic import elementary
 from det_lightning.errors import InputError
 from det_lightning.ops.loss import cross_entropy_items, exact_mean
-from tests.ops.exact_oracle import INF, NAN, NEGATIVE_INF, SMALLEST, any_patterns, cancelling_pair, from_patterns, rounded, wide_values
+from tests.ops.exact_oracle import (
+    INF,
+    NAN,
+    NEGATIVE_INF,
+    SMALLEST,
+    any_patterns,
+    cancelling_pair,
+    from_patterns,
+    rounded,
+    wide_values,
+)
 from tests.same_bits import assert_same_bits
 
 F32 = np.float32

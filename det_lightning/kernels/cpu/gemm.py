@@ -10,9 +10,10 @@ from math import isqrt
 import torch
 
 from ...arithmetic.formats import NB, Format
-from . import gemm_float64, reduction
+from ...errors import InputError
+from . import gemm_float64, gemm_int8, reduction
 from .machine_code import Kernel
-from .scan import scan_operands
+from .scan import Scan, scan_operands
 from .threads import run_blocks
 from .views import DTYPES, empty_words, float32_words, from_words
 
@@ -20,22 +21,27 @@ _gemm_block = Kernel("gemm", "gemm_block")
 _gemm_digits_block = Kernel("gemm", "gemm_digits_block")
 
 SCRATCH_BYTES = 256 << 20
-"""Scratch memory of one product; larger ones are cut into tiles."""
+"""Extra memory of one product unless the caller says otherwise; larger products are cut into tiles."""
+
+NO_CAPACITY = -(1 << 20)
+"""Below every sum of two norms: nothing is rebuilt."""
 
 CHUNK_TERMS = 1 << 16
 """Terms of one tile; longer sums are added up as digits."""
 
 
-def _tile_side(terms: int) -> int:
+def _tile_side(terms: int, scratch_bytes: int) -> int:
     """Rows and columns of a square tile: 16 bytes for each element of two operands, 8 a modulus for each result."""
     operand, result = 16 * terms + 64, 8 * gemm_float64.MAXIMUM_MODULI
-    # result * side^2 + 2 * operand * side = SCRATCH_BYTES
-    return max(16, (isqrt(operand * operand + result * SCRATCH_BYTES) - operand) // result)
+    # result * side^2 + 2 * operand * side = scratch_bytes
+    return max(16, (isqrt(operand * operand + result * scratch_bytes) - operand) // result)
 
 
-def _run_tiles(rows: int, columns: int, terms: int, launch: Callable[[int, int, int, int], bool]) -> None:
+def _run_tiles(
+    rows: int, columns: int, terms: int, scratch_bytes: int, launch: Callable[[int, int, int, int], bool]
+) -> None:
     """Call `launch(first row, rows, first column, columns)` over tiles; a tile that it refuses is cut into quarters."""
-    side = _tile_side(min(terms, CHUNK_TERMS))
+    side = _tile_side(min(terms, CHUNK_TERMS), scratch_bytes)
     tiles = [
         (i, min(side, rows - i), j, min(side, columns - j))
         for j in range(0, columns, side)
@@ -51,65 +57,106 @@ def _run_tiles(rows: int, columns: int, terms: int, launch: Callable[[int, int, 
 
 def _run(
     kernel: Kernel, rows: int, columns: int, terms: int, x_at: int, x_stride: int, w_at: int, w_stride: int,
-    engine: str, *target: int,
+    engine: str, scratch_bytes: int, *target: int,
 ) -> bool:  # fmt: skip
     """Scan the operands of one tile, choose its engine and run `kernel` on it; False if that takes too much memory."""
     if rows == 0 or columns == 0:
         return True
     x, w = scan_operands(rows, columns, terms, x_at, x_stride, w_at, w_stride, engine)
-    count = gemm_float64.moduli_count(x, w, terms, engine)
-    if count and rows + columns > 32 and gemm_float64.scratch_bytes(x, w, terms, count) > 2 * SCRATCH_BYTES:
-        # Rows of several bands; a tile of a few rows is taken as it is.
-        return False
-    sums = gemm_float64.residue_products(x, w, terms, count) if count else None
+    sums, count, capacity = None, 0, NO_CAPACITY
+    if _takes_int8(x, w, terms, engine):
+        int8_count = gemm_int8.moduli_count(x, w, terms)
+        if int8_count:
+            if _is_too_large(rows, columns, scratch_bytes, gemm_int8.scratch_bytes(x, w, terms, int8_count)):
+                return False
+            sums, capacity = gemm_int8.integer_products(x, w, terms, int8_count), gemm_int8.capacity(int8_count)
+    else:
+        count = gemm_float64.moduli_count(x, w, terms, engine)
+        if count:
+            if _is_too_large(rows, columns, scratch_bytes, gemm_float64.scratch_bytes(x, w, terms, count)):
+                return False
+            sums, capacity = gemm_float64.residue_products(x, w, terms, count), gemm_float64.capacity(count)
     run_blocks(
-        kernel, rows, rows * columns * ((0 if count else terms) + 32),
+        kernel, rows * columns, rows * columns * ((terms if sums is None else 0) + 32),
         rows, columns, terms, x_at, x_stride, w_at, w_stride, x.at, w.at, x.bands, w.bands, x.first_at, w.first_at,
-        sums.data_ptr() if count else 0, count, gemm_float64.capacity(count), *target,
+        0 if sums is None else sums.data_ptr(), count, capacity, *target,
     )  # fmt: skip
     return True
 
 
-def gemm(x: torch.Tensor, w: torch.Tensor, bias: torch.Tensor | None, form: Format, engine: str) -> torch.Tensor:
+def _takes_int8(x: Scan, w: Scan, terms: int, engine: str) -> bool:
+    if engine == "int8":
+        if not gemm_int8.products_are_exact():
+            raise InputError(
+                "engine is 'int8', but int8 products of this processor and torch saturate or are missing (torch._int_mm "
+                "failed the self-test); use 'auto' or 'float64', which give the same bits"
+            )
+        gemm_float64.note_openmp_threads()
+        return True
+    if engine != "auto" or not gemm_int8.is_worth_starting(x, w, terms) or gemm_float64.lost_openmp_threads():
+        return False
+    if not gemm_int8.is_fast():
+        return False
+    gemm_float64.note_openmp_threads()
+    return True
+
+
+def _is_too_large(rows: int, columns: int, scratch_bytes: int, needed: int) -> bool:
+    """Whether a tile must be cut further: its rows have several bands, or many moduli. A few rows are taken as they are."""
+    return rows + columns > 32 and needed > scratch_bytes
+
+
+def gemm(
+    x: torch.Tensor,
+    w: torch.Tensor,
+    bias: torch.Tensor | None,
+    form: Format,
+    engine: str,
+    scratch_bytes: int | None = None,
+) -> torch.Tensor:
     """The rounded products [M, N] of `ops.gemm.det_gemm`, on checked arguments."""
+    scratch_bytes = SCRATCH_BYTES if scratch_bytes is None else scratch_bytes
     x, w = float32_words(x), float32_words(w)
     bias = None if bias is None else float32_words(bias)
     (rows, terms), columns = x.shape, w.shape[0]
     if terms > CHUNK_TERMS:
-        return _gemm_of_chunks(x, w, bias, form, engine)
+        return _gemm_of_chunks(x, w, bias, form, engine, scratch_bytes)
     out = empty_words((rows, columns), form)
     x_at, w_at, out_at, bias_at = x.data_ptr(), w.data_ptr(), out.data_ptr(), 0 if bias is None else bias.data_ptr()
 
     def launch(i: int, height: int, j: int, width: int) -> bool:
         return _run(
-            _gemm_block, height, width, terms, x_at + 4 * i * terms, terms, w_at + 4 * j * terms, terms, engine,
-            bias_at and bias_at + 4 * j, out_at + 4 * (i * columns + j), columns,
+            _gemm_block, height, width, terms, x_at + 4 * i * terms, terms, w_at + 4 * j * terms, terms,
+            engine, scratch_bytes, bias_at and bias_at + 4 * j, out_at + 4 * (i * columns + j), columns,
             form.significand_bits, form.exponent_bits,
         )  # fmt: skip
 
-    _run_tiles(rows, columns, terms, launch)
+    _run_tiles(rows, columns, terms, scratch_bytes, launch)
     return from_words(out, form)
 
 
-def _gemm_of_chunks(x, w, bias, form: Format, engine: str) -> torch.Tensor:
+def _gemm_of_chunks(x, w, bias, form: Format, engine: str, scratch_bytes: int) -> torch.Tensor:
     """Long sums: digits of a tile over all chunks of terms, then the bias, then the one rounding."""
     (rows, terms), columns = x.shape, w.shape[0]
     out = torch.empty((rows, columns), dtype=DTYPES[form.name])
 
     def launch(i: int, height: int, j: int, width: int) -> bool:
         digits = torch.zeros((height, width, NB), dtype=torch.int64)
-        add_gemm_digits(digits, x[i : i + height], w[j : j + width], engine)
+        add_gemm_digits(digits, x[i : i + height], w[j : j + width], engine, scratch_bytes)
         if bias is not None:
             digits += reduction.sum_states(bias[j : j + width].view(1, 1, width))
         out[i : i + height, j : j + width] = reduction.finalize(digits, form, 1)
         return True
 
-    _run_tiles(rows, columns, terms, launch)
+    _run_tiles(rows, columns, terms, scratch_bytes, launch)
     return out
 
 
-def add_gemm_digits(digits: torch.Tensor, x: torch.Tensor, w: torch.Tensor, engine: str) -> None:
+def add_gemm_digits(
+    digits: torch.Tensor, x: torch.Tensor, w: torch.Tensor, engine: str, scratch_bytes: int | None = None
+) -> None:
     """digits [M, N, NB] += the products, on checked arguments; `digits` is contiguous."""
+    scratch_bytes = SCRATCH_BYTES if scratch_bytes is None else scratch_bytes
     x, w = float32_words(x), float32_words(w)
     (rows, terms), columns = x.shape, w.shape[0]
     x_at, w_at, digits_at = x.data_ptr(), w.data_ptr(), digits.data_ptr()
@@ -118,8 +165,8 @@ def add_gemm_digits(digits: torch.Tensor, x: torch.Tensor, w: torch.Tensor, engi
         def launch(i: int, height: int, j: int, width: int, k: int = k) -> bool:
             return _run(
                 _gemm_digits_block, height, width, min(CHUNK_TERMS, terms - k),
-                x_at + 4 * (i * terms + k), terms, w_at + 4 * (j * terms + k), terms, engine,
+                x_at + 4 * (i * terms + k), terms, w_at + 4 * (j * terms + k), terms, engine, scratch_bytes,
                 digits_at + 8 * NB * (i * columns + j), columns,
             )  # fmt: skip
 
-        _run_tiles(rows, columns, terms, launch)
+        _run_tiles(rows, columns, terms, scratch_bytes, launch)

@@ -30,7 +30,15 @@ _openmp_process: int | None = None
 """The process that last ran a product on several OpenMP threads."""
 
 
-def _lost_openmp_threads() -> bool:
+def note_openmp_threads() -> None:
+    """Say that this process is about to run a product on OpenMP threads."""
+    global _openmp_process
+    if torch.get_num_threads() > 1:
+        _openmp_process = os.getpid()
+
+
+def lost_openmp_threads() -> bool:
+    """Whether this is a forked child whose parent had OpenMP threads, which it would wait for for ever."""
     return _openmp_process not in (None, os.getpid()) and torch.get_num_threads() > 1
 
 
@@ -57,7 +65,7 @@ def moduli_count(x: Scan, w: Scan, terms: int, engine: str) -> int:
     plain = _COST_128 * pairs * terms
     if engine == "long_accumulator" or plain == 0.0:
         return 0
-    if engine == "auto" and (plain < _COST_START or _lost_openmp_threads()):
+    if engine == "auto" and (plain < _COST_START or lost_openmp_threads()):
         return 0
     if not products_are_exact():
         return 0
@@ -88,9 +96,7 @@ def residue_products(x: Scan, w: Scan, terms: int, count: int) -> torch.Tensor:
     The folds are in the smaller operand. A block of BLOCK_TERMS terms and the reduced sum of the blocks before it stay
     exact in any order of summation.
     """
-    global _openmp_process
-    if torch.get_num_threads() > 1:
-        _openmp_process = os.getpid()
+    note_openmp_threads()
     x_residues = torch.empty((x.bands, terms), dtype=torch.float64)
     w_residues = torch.empty((w.bands, terms), dtype=torch.float64)
     sums = torch.empty((count, x.bands, w.bands), dtype=torch.float64)

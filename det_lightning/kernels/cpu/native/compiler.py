@@ -5,7 +5,7 @@ one entry, `int32 <name>(int64 start, int64 stop, const int64 *arguments)`, and 
 The entry returns what the kernel returns: a small integer, or 0 for None.
 """
 
-import re
+import struct
 from collections.abc import Callable
 from importlib import import_module
 
@@ -14,11 +14,9 @@ from llvmlite import binding
 from numba import types
 
 _OPTIONS = {"error_model": "numpy", "no_cpython_wrapper": True, "no_cfunc_wrapper": True, "_nrt": False}
-_ALLOWED_SYMBOLS = re.compile(
-    r"mem(cpy|set|move)|llvm\.(mem(cpy|set|move)|lifetime|assume|ctlz|cttz|abs|[su](min|max)|fsh[lr]|fabs|vector\.reduce"
-    r"|experimental\.noalias|usub\.sat|uadd\.sat)\b.*"
-)
-"""What a kernel may call: copies, and instructions. `llvm.exp` would be a library call, `llvm.fma` a fused rounding."""
+_MEMORY_CALLS = {"memcpy", "memset", "memmove"}
+_FUSED = ("llvm.fma.", "llvm.fmuladd.")
+_ELF_SYMBOL = struct.Struct("<IBBHQQ")
 
 
 def device_function(function: Callable) -> Callable:
@@ -67,9 +65,23 @@ def object_code(family: str, name: str) -> bytes:
         if not symbol.is_declaration and symbol.name != name:
             symbol.linkage = "internal"
     entry.verify()
-    needed = [f.name for f in entry.functions if f.is_declaration and not _ALLOWED_SYMBOLS.fullmatch(f.name)]
+    fused = {f.name for f in entry.functions if f.name.startswith(_FUSED)}
+    code = machine.emit_object(entry)
+    needed = sorted(fused | undefined_symbols(code) - _MEMORY_CALLS)
     if needed:
         raise RuntimeError(
-            f"kernel {family}.{name} needs {needed}; kernels may not call a library, allocate or touch Python objects"
+            f"kernel {family}.{name} needs {needed}; kernels may not fuse roundings, call a library, allocate or touch "
+            f"Python objects"
         )
-    return machine.emit_object(entry)
+    return code
+
+
+def undefined_symbols(code: bytes) -> set[str]:
+    """Names that an ELF object file expects from elsewhere."""
+    sections = {section.name(): section.data() for section in binding.ObjectFileRef.from_data(code).sections()}
+    symbols, names = sections[b".symtab"], sections[b".strtab"]
+    found = set()
+    for name_at, _, _, section, _, _ in _ELF_SYMBOL.iter_unpack(symbols):
+        if section == 0 and name_at:
+            found.add(names[name_at : names.index(b"\0", name_at)].decode())
+    return found

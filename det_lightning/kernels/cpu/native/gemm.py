@@ -104,16 +104,14 @@ def pairs_fit(x_norms, w_norms, a, a_end, b, b_end):
 @device_function
 def sum_pairs(x_integers, w_integers, x_norms, w_norms, a, a_end, b, b_end, terms, sums_at, count, capacity):
     """The sum of the products of bands a .. a_end - 1 and b .. b_end - 1. Requires: one pair, or `pairs_fit`."""
-    high, low = pair_128(x_integers, w_integers, x_norms, w_norms, a, b, terms, sums_at, count, capacity)
+    high, low = 0, 0
     for s in range(a, a_end):
         for t in range(b, b_end):
-            moved = BAND_BITS * (s - a + t - b)
-            if moved != 0:
-                part_high, part_low = pair_128(
-                    x_integers, w_integers, x_norms, w_norms, s, t, terms, sums_at, count, capacity
-                )
-                part_high, part_low = shift_left_128(part_high, part_low, moved)
-                high, low = add_128(high, low, part_high, part_low)
+            term_high, term_low = pair_128(
+                x_integers, w_integers, x_norms, w_norms, s, t, terms, sums_at, count, capacity
+            )
+            term_high, term_low = shift_left_128(term_high, term_low, BAND_BITS * (s - a + t - b))
+            high, low = add_128(high, low, term_high, term_low)
     return high, low
 
 
@@ -138,7 +136,7 @@ def gemm_block(
     x_bands, w_bands, x_first_at, w_first_at, sums_at, count, capacity, bias_at, out_at, out_stride,
     significand_bits, exponent_bits,
 ):  # fmt: skip
-    """out[i, j] = bits of the rounded sum over k of x[i, k] * w[j, k] + bias[j], for the rows of the block.
+    """out[i, j] = bits of the rounded sum over k of x[i, k] * w[j, k] + bias[j], for the elements of the block.
 
     x: int32 [M, K], w: int32 [N, K], out: int32 [M, N], rows `*_stride` apart; bias: int32 [N] or address 0.
     Scans of x_bands and w_bands rows; bands first[i] .. first[i + 1] - 1 belong to row i, int64 [rows + 1].
@@ -152,9 +150,9 @@ def gemm_block(
     x_first, w_first = integers_1(x_first_at, rows + 1), integers_1(w_first_at, columns + 1)
     bias = words_1(bias_at, columns)
     state, magnitude = stack_integers(NB), stack_integers(MAGNITUDE_DIGITS)
-    for i in range(start, stop):
+    for i in range(start // columns, (stop - 1) // columns + 1):
         a, a_end = x_first[i], x_first[i + 1]
-        for j in range(columns):
+        for j in range(max(start - i * columns, 0), min(stop - i * columns, columns)):
             b, b_end = w_first[j], w_first[j + 1]
             pairs = (a_end - a) * (b_end - b)
             bias_bits = np.int64(bias[j]) if bias_at != 0 else 0
@@ -186,7 +184,7 @@ def gemm_digits_block(
     start, stop, rows, columns, terms, x_at, x_stride, w_at, w_stride, x_scan_at, w_scan_at,
     x_bands, w_bands, x_first_at, w_first_at, sums_at, count, capacity, digits_at, digits_stride,
 ):  # fmt: skip
-    """digits[i, j] += the canonical digits of the sum over k of x[i, k] * w[j, k], for the rows of the block.
+    """digits[i, j] += the canonical digits of the sum over k of x[i, k] * w[j, k], for the elements of the block.
 
     digits: int64 [M, N, NB], rows `digits_stride` elements of NB apart; other arguments as for `gemm_block`.
     """
@@ -197,9 +195,9 @@ def gemm_digits_block(
     w_integers = integers_2(w_scan_at + 8 * SCAN_PLACES * w_bands, w_bands, terms)
     x_first, w_first = integers_1(x_first_at, rows + 1), integers_1(w_first_at, columns + 1)
     state = stack_integers(NB)
-    for i in range(start, stop):
+    for i in range(start // columns, (stop - 1) // columns + 1):
         a, a_end = x_first[i], x_first[i + 1]
-        for j in range(columns):
+        for j in range(max(start - i * columns, 0), min(stop - i * columns, columns)):
             b, b_end = w_first[j], w_first[j + 1]
             clear(state)
             if is_long(x_scan[1, a], w_scan[1, b], (a_end - a) * (b_end - b), count):

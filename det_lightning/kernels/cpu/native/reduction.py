@@ -14,7 +14,6 @@ from .digits import (
     add_integer_128,
     carry_state,
     count_special,
-    count_special_product,
     exponent_of,
     field_of,
     is_special,
@@ -91,25 +90,3 @@ def sum_block(start, stop, bits_at, states_at, inner, outer_stride, length):
             add_few(states[i], bits, length, inner)
         else:
             add_many(states[i], fields, bits, length, inner)
-
-
-@kernel
-def sum_of_squares_block(start, stop, bits_at, states_at, length, total):
-    """states[i] = the sum of the squares of the elements from i * length to (i + 1) * length, or to `total`.
-
-    bits: int32 [total], states: zeros int64 [n, NB], left canonical.
-    """
-    bits, states, fields = words_1(bits_at, total), integers_2(states_at, stop, NB), stack_integers(FIELDS)
-    for f in range(FIELDS):
-        fields[f] = 0
-    for i in range(start, stop):
-        for k in range(i * length, min((i + 1) * length, total)):
-            b = np.int64(bits[k])
-            if is_special(b):
-                count_special_product(states[i], b, b)
-                continue
-            value = significand_of(b)
-            fields[field_of(b)] += value * value
-            if k % FLUSH_TERMS == FLUSH_TERMS - 1:
-                fold_fields(states[i], fields, 2)
-        fold_fields(states[i], fields, 2)

@@ -88,7 +88,13 @@ def reduce_block(start, stop, sums_at, columns, which):
 
 @device_function
 def rebuild(sums_at, rows, columns, i, j, count):
-    """`arithmetic.residue.reconstruct` of sums[m, i, j] for m < count, modulo 2^128; sums: float64 [count, M, N]."""
+    """`arithmetic.residue.reconstruct` of sums[m, i, j] for m < count, modulo 2^128; sums: float64 [count, M, N].
+
+    For count 0 the integers are ready: sums are int64 [M, N, 2], the high half first.
+    """
+    if count == 0:
+        ready = integers_2(sums_at, rows * columns, 2)
+        return ready[i * columns + j, 0], ready[i * columns + j, 1]
     sums = floats_2(sums_at, count * rows, columns)
     high, low = 0, 0
     fraction = 0.0

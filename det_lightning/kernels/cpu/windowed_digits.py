@@ -1,0 +1,101 @@
+"""Launches the kernels on windowed digits: `native.windowed_digits` and `native.windowed_rounding`."""
+
+import torch
+
+from ...arithmetic.formats import NB, Format
+from .machine_code import Kernel
+from .threads import run_blocks
+from .views import empty_words, from_words
+
+_bounds_block = Kernel("windowed_digits", "bounds_block")
+_from_states_block = Kernel("windowed_digits", "from_states_block")
+_add_to_states_block = Kernel("windowed_digits", "add_to_states_block")
+_grow_block = Kernel("windowed_digits", "grow_block")
+_round_block = Kernel("windowed_rounding", "round_block")
+_carry_block = Kernel("windowed_rounding", "carry_block")
+
+_TILE = 256
+"""Elements that `native.windowed_rounding` works on at a time."""
+
+_PART_COLUMNS = 1 << 12
+"""Columns that one block of a scan for bounds takes."""
+
+
+def bounds(states: torch.Tensor, rows: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Per row of contiguous states [rows * columns, NB]: int64 low, high, as `native.windowed_digits.bounds_block`."""
+    columns = states.numel() // NB // max(rows, 1)
+    parts = max(1, -(-columns // _PART_COLUMNS))
+    low, high = torch.empty((2, rows, parts), dtype=torch.int64)
+    run_blocks(
+        _bounds_block, rows * parts, 40 * rows * columns,
+        states.data_ptr(), columns, parts, _PART_COLUMNS, low.data_ptr(), high.data_ptr(),
+    )  # fmt: skip
+    return low.amin(dim=1), high.amax(dim=1)
+
+
+def from_states(states: torch.Tensor, base: torch.Tensor, words: torch.Tensor) -> bool:
+    """Fill `words` [count, elements] from contiguous states; False if a value lies outside the window."""
+    count, elements = words.shape
+    misfits = torch.zeros(1, dtype=torch.int64)
+    run_blocks(
+        _from_states_block, elements, 80 * elements,
+        states.data_ptr(), _columns(base, elements), base.data_ptr(),
+        words.data_ptr(), words.stride(0), count, misfits.data_ptr(),
+    )  # fmt: skip
+    return not misfits.item()
+
+
+def add_to_states(words: torch.Tensor, base: torch.Tensor, states: torch.Tensor) -> None:
+    """states += the values of `words` [count, elements]; contiguous states [elements, NB], left canonical."""
+    count, elements = words.shape
+    run_blocks(
+        _add_to_states_block, elements, 80 * elements,
+        words.data_ptr(), words.stride(0), count, _columns(base, elements), base.data_ptr(), states.data_ptr(),
+    )  # fmt: skip
+
+
+def grow(words: torch.Tensor, lower_by: torch.Tensor, out: torch.Tensor) -> bool:
+    """out = the values of `words` on bases lower by `lower_by` [rows]; False if `out` has too few words."""
+    count, elements = words.shape
+    misfits = torch.zeros(1, dtype=torch.int64)
+    run_blocks(
+        _grow_block, elements, 10 * elements * out.shape[0],
+        words.data_ptr(), words.stride(0), count, _columns(lower_by, elements), lower_by.data_ptr(),
+        out.data_ptr(), out.stride(0), out.shape[0], misfits.data_ptr(),
+    )  # fmt: skip
+    return not misfits.item()
+
+
+def carry(words: torch.Tensor) -> bool:
+    """Carry in place; False if a last word is outside normal form."""
+    count, elements = words.shape
+    overflows = torch.zeros(1, dtype=torch.int64)
+    run_blocks(
+        _carry_block, elements, 2 * elements * count,
+        words.data_ptr(), words.stride(0), count, overflows.data_ptr(),
+    )  # fmt: skip
+    return not overflows.item()
+
+
+def round_sum(
+    operands: list[torch.Tensor], base: torch.Tensor, form: Format, denominator: int, out: torch.Tensor
+) -> None:
+    """out [elements] = the sums over operands [count, elements] of one window, divided and rounded once."""
+    count, elements = operands[0].shape
+    table = torch.tensor([(words.data_ptr(), words.stride(0)) for words in operands], dtype=torch.int64)
+    zeros = torch.zeros(_TILE, dtype=torch.int32)
+    halvings = denominator.bit_length() - 1 if denominator & (denominator - 1) == 0 else 0
+    divisor = denominator >> halvings
+    words = out if form.bits == 32 and out.is_contiguous() else empty_words((elements,), form)
+    run_blocks(
+        _round_block, elements, 4 * elements * count * (len(operands) + 2),
+        table.data_ptr(), len(operands), zeros.data_ptr(), count, _columns(base, elements), base.data_ptr(),
+        words.data_ptr(), denominator, divisor, halvings, form.significand_bits, form.exponent_bits,
+    )  # fmt: skip
+    if words is not out:
+        out.copy_(from_words(words, form).view(out.shape))
+
+
+def _columns(per_row: torch.Tensor, elements: int) -> int:
+    """Elements of one row, at least 1; the kernels divide by it."""
+    return max(1, elements // max(1, per_row.numel()))
