@@ -53,7 +53,8 @@ FORMS = {"float32": FLOAT32, "bfloat16": BFLOAT16}
 def compile_everything() -> None:
     """All cubins at once; NVRTC works in parallel."""
     jobs = [(source, {}) for source in cuda_compile.sources()]
-    jobs += [(cuda_compile.SOURCE_FOLDER / "residue.cu", {"MODULI": n}) for n in range(4, 17)]
+    residues = [cuda_compile.SOURCE_FOLDER / f"{name}.cu" for name in ("residue_convert", "residue_round")]
+    jobs += [(source, {"MODULI": n}) for n in range(4, 17) for source in residues]
     with ThreadPoolExecutor(16) as pool:
         list(pool.map(lambda job: cuda.cubin_path(job[0], cuda.architecture(job[0], 0), job[1]), jobs))
 

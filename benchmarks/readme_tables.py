@@ -59,16 +59,30 @@ def measurements() -> str:
     parts = []
     if (RESULTS / "cpu-arithmetic.json").exists():
         result = load("cpu-arithmetic.json")
-        rows = [f"| {row['work']} | {row['ratio']:.1f} | {row['against']} |" for row in result["rows"]]
+        shown = [row for row in result["rows"] if row["target"] is not None or "1024x4096x1024" in row["work"]]
+        rows = [f"| {row['work']} | {row['ratio']:.1f} | {row['against']} |" for row in shown]
         parts.append(
             "Exact arithmetic on the CPU, time as a multiple of the stock operation in the same process (medians):\n\n"
             "| work | ratio | against |\n|---|---|---|\n" + "\n".join(rows) + f"\n\n<sub>{origin(result)}</sub>"
         )
     result = load("kernels-h200.json")
+    rows = [
+        f"| {row['data']} {row['product']}, {row['output']} out | {row['ratio']:.2f} | {row['ratio_to_bfloat16']:.1f} "
+        f"| {row['tops']:.0f} |"
+        for row in result["products"]
+    ]
+    streams = [
+        f"| {row['work']} | {100 * row['share_of_copy']:.0f} % |" for row in result["streams"] if "share_of_copy" in row
+    ]
     parts.append(
-        f"CUDA kernels (first version, long accumulators, not yet called by the operations): "
-        f"{result['tests']['passed']} tests passed, {len(result['tests']['not_passed'])} did not; "
-        f"every byte equals the CPU's.\n\n<sub>{origin(result)}</sub>"
+        "Exact products on one GPU, time as a multiple of cuBLAS float32 (TF32 off) in the same process, small products as "
+        f"replays of a CUDA graph; {result['tests']['passed']} tests compare bytes with the CPU, "
+        f"{len(result['tests']['not_passed'])} failed. [docs/cuda.md](docs/cuda.md) says what bounds each line.\n\n"
+        "| product | of cuBLAS float32 | of cuBLAS bfloat16 | int8 TOPS inside |\n|---|---|---|---|\n"
+        + "\n".join(rows)
+        + "\n\n| other operations | of a device copy's bandwidth |\n|---|---|\n"
+        + "\n".join(streams)
+        + f"\n\n<sub>{origin(result)}</sub>"
     )
     return "\n\n".join(parts)
 

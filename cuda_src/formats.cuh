@@ -68,6 +68,15 @@ __device__ inline uint32 load_bits(const void* data, int64 index, int code) {
     return code == FLOAT32 ? static_cast<const uint32*>(data)[index] : static_cast<const unsigned short*>(data)[index];
 }
 
+// The pattern of a float32 with the same value.
+__device__ inline uint32 float32_bits(uint32 bits, int code) {
+    if (code == FLOAT32) return bits;
+    if (code == BFLOAT16) return bits << 16;
+    uint32 wide;
+    asm("cvt.f32.f16 %0, %1;" : "=r"(wide) : "h"(static_cast<unsigned short>(bits)));
+    return wide;
+}
+
 __device__ inline void store_bits(void* data, int64 index, int code, uint32 bits) {
     if (code == FLOAT32) static_cast<uint32*>(data)[index] = bits;
     else static_cast<unsigned short*>(data)[index] = static_cast<unsigned short>(bits);

@@ -17,15 +17,6 @@ using Column = DigitColumn<THREADS>;
 
 __device__ __forceinline__ int64 warp_index() { return (static_cast<int64>(blockIdx.x) * THREADS + threadIdx.x) / LANES; }
 
-// The pattern of a float32 with the same value.
-__device__ __forceinline__ uint32 float32_bits(uint32 bits, int format) {
-    if (format == FLOAT32) return bits;
-    if (format == BFLOAT16) return bits << 16;
-    float value;
-    asm("cvt.f32.f16 %0, %1;" : "=f"(value) : "h"(static_cast<unsigned short>(bits)));
-    return __float_as_uint(value);
-}
-
 // One row of an operand.
 struct Terms {
     const char* first;
@@ -123,7 +114,7 @@ extern "C" __global__ void gemm(
     }
 }
 
-// The operands of a product, and the elements that residue_round or residue_digits left undone (see residue.cu).
+// The operands of a product, and the elements that residue_round or residue_digits left undone (see residue_rows.cuh).
 struct Flagged {
     const void *x, *w;
     int64 x_format, w_format;

@@ -14,15 +14,6 @@ constexpr int THREADS = 256;
 constexpr int TERMS = 16;
 using Column = DigitColumn<THREADS>;
 
-// The pattern of a float32 with the same value.
-__device__ __forceinline__ uint32 float32_bits(uint32 bits, int format) {
-    if (format == FLOAT32) return bits;
-    if (format == BFLOAT16) return bits << 16;
-    float value;
-    asm("cvt.f32.f16 %0, %1;" : "=f"(value) : "h"(static_cast<unsigned short>(bits)));
-    return __float_as_uint(value);
-}
-
 // Out of line: few terms come here, and it is inlined sixteen times otherwise.
 __device__ __noinline__ void add_alone(Column digits, uint32 bits) {
     add_term(digits, decode(bits, format_of(FLOAT32)));

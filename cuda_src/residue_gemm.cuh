@@ -1,4 +1,4 @@
-// What the two residue_gemm kernels share: the memory of blocks and units (see residue.cu), and the reduction modulo p.
+// What the two residue_gemm kernels share: the memory of blocks and units (see residue_rows.cuh), and the reduction modulo p.
 #pragma once
 
 #include "formats.cuh"

@@ -2,7 +2,7 @@
 // residue_gemm on Hopper: sums of products of residues, reduced modulo p, for all moduli in one persistent launch.
 //
 // One warpgroup copies blocks to shared memory, two multiply: each 64 rows by TILE columns of a tile. Blocks lie in
-// memory as the tensor cores read them (see residue.cu), so a copy needs no tensor map.
+// memory as the tensor cores read them (see residue_rows.cuh), so a copy needs no tensor map.
 // Launch: 384 threads, as many blocks as multiprocessors, shared memory as `shared_bytes` of the launcher says.
 
 #include "residue_gemm.cuh"

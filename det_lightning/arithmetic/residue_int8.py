@@ -1,4 +1,4 @@
-"""Integers as residues that fit int8, for products of int8 matrices summed in int32. `arithmetic.residue` with small moduli."""
+"""Integers as residues that fit int8, for int8 products summed in int32: `arithmetic.residue` with small moduli."""
 
 from functools import cache
 from math import gcd, prod

@@ -1,6 +1,6 @@
 """Launches the exact products: residues on int8 tensor cores, and the long accumulator for what they leave undecided.
 
-The twin of `cpu.gemm`: the same functions, the same bits. See `cuda_src/residue.cu` for the algorithm. Nothing here
+The twin of `cpu.gemm`: the same functions, the same bits. See `cuda_src/residue_rows.cuh` for the algorithm. Nothing here
 waits for the device, so a product can be captured in a CUDA graph.
 """
 
@@ -139,9 +139,9 @@ def _residue_product(x: _Operand, w: _Operand, moduli: int, workspace_bytes: int
                 (min(ceil_div(layout.units, 4), most),),
             )
             calls = (
-                Call("residue", "residue_convert", blocks, _THREADS, convert, defines),
+                Call("residue_convert", "residue_convert", blocks, _THREADS, convert, defines),
                 _multiply(device.index, layout, x_residues, w_residues, products),
-                Call("residue", target.rebuild, rebuild_blocks, _THREADS, rebuild, defines),
+                Call("residue_round", target.rebuild, rebuild_blocks, _THREADS, rebuild, defines),
                 Call("gemm", target.fallback, fallback_blocks, _LONG_THREADS, fallback),
             )
             launch_all(device, calls)

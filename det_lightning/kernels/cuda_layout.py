@@ -1,4 +1,4 @@
-"""Sizes and places of a product's scratch memory, and how a large product is cut into tiles (see `cuda_src/residue.cu`)."""
+"""A product's scratch memory and its tiles (see `cuda_src/residue_rows.cuh`)."""
 
 import functools
 import math

@@ -44,7 +44,9 @@ def test_a_seed_out_of_range_is_refused(seed):
         philox(seed, np.zeros(4, dtype=np.uint32))
 
 
-@pytest.mark.parametrize("counter", [np.zeros(3, dtype=np.uint32), np.zeros(4, dtype=np.int64), np.zeros((4, 2), np.uint32)])
+@pytest.mark.parametrize(
+    "counter", [np.zeros(3, dtype=np.uint32), np.zeros(4, dtype=np.int64), np.zeros((4, 2), np.uint32)]
+)
 def test_a_counter_of_another_form_is_refused(counter):
     with pytest.raises(InputError, match="uint32"):
         philox(0, counter)

@@ -1,5 +1,6 @@
 """The reducer: gradients are exact sums over everything that was added, divided once by the exact number of items."""
 
+import itertools
 from fractions import Fraction
 
 import pytest
@@ -46,7 +47,7 @@ def expected_weight_gradient(rows=range(12), count: int = 12) -> torch.Tensor:
 def test_a_gradient_is_one_exact_mean_however_it_was_collected(cuts):
     reducer = GradientReducer(parameters(), means=4)
     edges = [0, *sorted(cuts), 12]
-    for first, last in zip(edges, edges[1:], strict=False):
+    for first, last in itertools.pairwise(edges):
         add(reducer, list(range(first, last)))
     (mean,), digest = reducer.reduce()
     named = dict(reducer.parameters)
@@ -109,9 +110,7 @@ def test_special_values_reach_the_gradient():
     linear(x, weight, sink=reducer).backward(torch.tensor([[1.0, 0.0, -1.0]]))
     reducer.add_means([torch.ones(1)])
     reducer.reduce()
-    assert_same_bits(
-        weight.grad, torch.tensor([[INF, 1.0, NAN, 0.0], [NAN, 0.0, NAN, 0.0], [-INF, -1.0, NAN, 0.0]])
-    )
+    assert_same_bits(weight.grad, torch.tensor([[INF, 1.0, NAN, 0.0], [NAN, 0.0, NAN, 0.0], [-INF, -1.0, NAN, 0.0]]))
 
 
 def reduce_part(rank: int, world_size: int, port: int):

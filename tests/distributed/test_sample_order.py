@@ -1,5 +1,6 @@
 """Which samples a step takes, and how they are cut: every sample exactly once, whatever the split."""
 
+import itertools
 from fractions import Fraction
 
 import numpy as np
@@ -18,7 +19,7 @@ SMALL = st.integers(1, 9)
 def test_a_cut_is_contiguous_complete_and_even(samples, parts):
     edges = [cut(samples, parts, part) for part in range(parts)]
     assert edges[0][0] == 0 and edges[-1][1] == samples
-    assert all(before[1] == after[0] for before, after in zip(edges, edges[1:], strict=False))
+    assert all(before[1] == after[0] for before, after in itertools.pairwise(edges))
     sizes = {last - first for first, last in edges}
     assert min(sizes) >= 0 and max(sizes) - min(sizes) <= 1
     assert all(abs(Fraction(samples * part, parts) - first) < 1 for part, (first, _) in enumerate(edges))

@@ -78,7 +78,9 @@ def test_two_passes_with_persistent_workers_follow_the_steps_done():
 
 def test_an_empty_slice_loads_the_first_sample_and_has_no_digest():
     *_, last = loaders(4, 1, global_batch=10)
-    lengths = [(len(batch[0]), loader.current.empty, loader.current_digest == 0) for loader in [last] for batch in loader]
+    lengths = [
+        (len(batch[0]), loader.current.empty, loader.current_digest == 0) for loader in [last] for batch in loader
+    ]
     assert lengths == [(3, False, False), (3, False, False), (1, False, False)]
     first, *_ = loaders(4, 1, global_batch=10)
     assert [(len(batch[0]), first.current.empty, first.current_digest == 0) for batch in first][-1] == (1, True, True)

@@ -56,7 +56,7 @@ def test_a_module_without_a_contract_is_refused_by_its_path(layer):
     message = str(refusal.value)
     assert f"  encoder.blocks.1: {type(layer).__name__}\n" in message
     assert "encoder.blocks.0" not in message
-    assert 'CrossEntropyLoss, Flatten' in message and 'strategy="ddp"' in message
+    assert "CrossEntropyLoss, Flatten" in message and 'strategy="ddp"' in message
     assert type(module.encoder["blocks"][0]) is nn.Linear, "the model is to be as it was"
 
 
@@ -172,7 +172,7 @@ def test_a_parameter_outside_a_linear_layer_is_refused_by_name(use):
 @pytest.mark.parametrize("use", ["as logits", "as input of a linear layer"])
 def test_a_gradient_that_was_rounded_before_the_global_sum_is_found_and_named(use):
     def training_step(self, batch, batch_idx):
-        x, y = batch
+        _x, y = batch
         if use == "as logits":
             return F.cross_entropy(self.table, y)
         return F.cross_entropy(F.linear(self.table, torch.eye(CLASSES) * 2), y)
@@ -301,7 +301,7 @@ def test_micro_batches_with_unlike_losses_are_refused():
         loss = loss_of(self, batch)
         return loss + loss_of(self, batch) if batch_idx == 1 else loss
 
-    with pytest.raises(UncoveredError, match="divide by unlike numbers of items over the global batch: .12, 4"):
+    with pytest.raises(UncoveredError, match=r"divide by unlike numbers of items over the global batch: .12, 4"):
         train(0, 1, free_port(), Run(split=Split(1, 4, 3), build=network(training_step), samples=24, steps=2))
 
 

@@ -1,5 +1,7 @@
 """The int8 engine: the bits of every other engine, refused where int8 products saturate."""
 
+from math import gcd
+
 import pytest
 import torch
 from hypothesis import given
@@ -25,8 +27,6 @@ here = pytest.mark.skipif(not gemm_int8.products_are_exact(), reason="int8 produ
 
 
 def test_moduli_are_coprime_and_their_residues_fit():
-    from math import gcd
-
     chosen = moduli(MAXIMUM_MODULI)
     assert chosen[:5] == (256, 255, 253, 251, 247)
     assert all(gcd(p, q) == 1 for i, p in enumerate(chosen) for q in chosen[:i])

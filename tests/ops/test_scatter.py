@@ -1,6 +1,9 @@
 """Sums by index against Python fractions: exact, and blind to the order of the indices."""
 
+from fractions import Fraction
+from itertools import pairwise
 from itertools import product as places_of
+from math import isfinite
 
 import pytest
 import torch
@@ -23,10 +26,7 @@ from tests.same_bits import assert_same_bits
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 
 
-def exact_term(value: float):
-    from fractions import Fraction
-    from math import isfinite
-
+def exact_term(value: float) -> Fraction | float:
     return Fraction(value) if isfinite(value) else value
 
 
@@ -129,7 +129,7 @@ def test_digits_of_parts_of_a_batch_add_up_to_those_of_the_whole():
     weight, sums = torch.zeros(7, 5, requires_grad=True), []
     for cuts in ([0, 30], [0, 1, 17, 30]):
         sink = Sink()
-        for first, last in zip(cuts, cuts[1:], strict=False):
+        for first, last in pairwise(cuts):
             embedding(indices[first:last], weight, sink=sink).backward(gradient[first:last])
         sums.append(det_finalize(sink.total))
     assert weight.grad is None

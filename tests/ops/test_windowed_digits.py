@@ -10,9 +10,8 @@ from hypothesis import strategies as st
 from det_lightning.arithmetic.formats import DIGITS, FORMATS, NB
 from det_lightning.arithmetic.long_accumulator import digits_of, value_of
 from det_lightning.arithmetic.rounding import round_integer
-from det_lightning.arithmetic.windowed_digits import MAXIMUM_STATES, WORD_BITS
+from det_lightning.arithmetic.windowed_digits import MAXIMUM_STATES, WORD_BITS, words_of
 from det_lightning.arithmetic.windowed_digits import value_of as value_of_words
-from det_lightning.arithmetic.windowed_digits import words_of
 from det_lightning.errors import InputError
 from det_lightning.ops.digits import det_finalize, digits_value, normalise_digits
 from det_lightning.ops.gemm import det_gemm_partial
@@ -27,7 +26,7 @@ denominators = st.sampled_from([1, 2, 3, 7, 8, 1000, 2**20, 3**13, 2**31 - 1, 2*
 
 def digits_with(values: list[int]) -> torch.Tensor:
     """Digits [n, 1, NB] of integers in units of 2^-298."""
-    return torch.tensor([[digits_of(value) + [0, 0, 0]] for value in values])
+    return torch.tensor([[[*digits_of(value), 0, 0, 0]] for value in values])
 
 
 def random_windows(count: int, shape: tuple[int, ...], parts: int, seed: int) -> list[WindowedDigits]:

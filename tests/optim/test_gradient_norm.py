@@ -1,5 +1,6 @@
 """The norm of all gradients: the square root of the exact sum of squares, rounded once; and the clipping made of it."""
 
+import itertools
 import math
 from fractions import Fraction
 
@@ -79,7 +80,7 @@ def test_special_values(values, norm):
 def test_it_does_not_depend_on_order_or_sharding(order, cuts):
     values = wide_values(3, 24)
     shards, edges = values[list(order)], [0, *sorted(cuts), 24]
-    parts = [shards[first:last] for first, last in zip(edges, edges[1:], strict=False)]
+    parts = [shards[first:last] for first, last in itertools.pairwise(edges)]
     assert_same_bits(gradient_norm(parts), gradient_norm([values]))
 
 

@@ -30,10 +30,7 @@ def reference(parameter, gradients, *, lr, momentum, dampening, nesterov, weight
         if weight_decay:
             g = g + p * F32(weight_decay)
         if momentum:
-            if b is None:
-                b = g
-            else:
-                b = b * F32(momentum) + (g * F32(1.0 - dampening) if dampening else g)
+            b = g if b is None else b * F32(momentum) + (g * F32(1.0 - dampening) if dampening else g)
             g = g + b * F32(momentum) if nesterov else b
         p = p - g * F32(lr)
     return p, b
@@ -52,7 +49,10 @@ def stepped(parameter: torch.Tensor, gradients: list[torch.Tensor], **options):
 
 @pytest.mark.parametrize("options", OPTIONS, ids=str)
 def test_each_step_is_the_written_sequence(options):
-    parameter, gradients = wide_values(1, 501, spread=3.0), [wide_values(2 + step, 501, spread=3.0) for step in range(4)]
+    parameter, gradients = (
+        wide_values(1, 501, spread=3.0),
+        [wide_values(2 + step, 501, spread=3.0) for step in range(4)],
+    )
     ours, buffer = stepped(parameter, gradients, lr=0.1, **options)
     expected, b = reference(parameter.numpy(), [g.numpy() for g in gradients], lr=0.1, **options)
     assert_same_bits(ours, torch.from_numpy(expected))
@@ -138,7 +138,10 @@ def test_step_hooks_run_and_schedulers_are_told():
         (lambda p: torch.optim.Adagrad(p), r"torch\.optim\.adagrad\.Adagrad"),
         (lambda p: torch.optim.SGD(p, lr=0.1, fused=True), "fused"),
         (lambda p: torch.optim.SGD(p, lr=0.1, differentiable=True), "differentiable"),
-        (lambda p: torch.optim.SGD([torch.nn.Parameter(q.detach().double()) for q in p], lr=0.1), r"float64 parameter of shape \(2, 3\)"),
+        (
+            lambda p: torch.optim.SGD([torch.nn.Parameter(q.detach().double()) for q in p], lr=0.1),
+            r"float64 parameter of shape \(2, 3\)",
+        ),
     ],
 )
 def test_what_has_no_sequence_is_refused_with_its_name(make, message):

@@ -133,7 +133,11 @@ BY_CLASS = ["--trainer.strategy", "det_lightning.DetStrategy"]
 
 def test_lightningcli_takes_the_strategy_by_name_and_by_class_path(tmp_path, one_rank):
     # An argument makes jsonargparse see a class: a class path alone also fits a plain name.
-    strategies = [BY_NAME, [*BY_CLASS, "--trainer.strategy.seed", "0"], [*BY_CLASS, "--trainer.strategy.global_batch", "9"]]
+    strategies = [
+        BY_NAME,
+        [*BY_CLASS, "--trainer.strategy.seed", "0"],
+        [*BY_CLASS, "--trainer.strategy.global_batch", "9"],
+    ]
     code = CLI.format(folder=str(Path(SCRIPT).parent), out=str(tmp_path / "digest.txt"), strategies=strategies)
     words = python("-c", code).split()
     runs = [words[place : place + 5] for place in range(0, len(words), 5)]

@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from functools import cache
+from typing import ClassVar
 
 import pytest
 import torch
@@ -238,7 +239,7 @@ def test_a_refusal_leaves_the_model_as_it_was(trainer):
 
 def test_layers_are_exact_during_the_fit_and_stock_after_it(trainer):
     class Looks(Callback):
-        seen: list[type] = []
+        seen: ClassVar[list[type]] = []
 
         def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx):
             self.seen.append(type(pl_module.hidden))

@@ -54,6 +54,19 @@ def _extremes(words, size):
 
 
 @device_function
+def _extremes_and_sum(words, size):
+    """The extremes, and the float64 sum of a tile, which is exact if they say so and means nothing otherwise."""
+    least_less_one, most = np.int32(-1), np.int32(0)
+    total = 0.0
+    for t in range(size):
+        magnitude = magnitude_word(words[t])
+        most = larger_word(most, magnitude)
+        least_less_one = smaller_unsigned_word(least_less_one, one_less_word(magnitude))
+        total = add_in_any_order(total, float_of_float32_pattern(words[t]))
+    return (np.int64(least_less_one) & MASK) + 1, np.int64(most), total
+
+
+@device_function
 def _add_float(state, value, exponent):
     """state += value * 2^exponent. Requires: an integer |value| <= 2^53, exponent >= -298."""
     integer = np.int64(value)
@@ -64,7 +77,11 @@ def _add_float(state, value, exponent):
 @device_function
 def _add_tile(state, kind, x, w, size, tile):
     """state += the terms of x and w, int32 [size] each. A digit moves by less than 2^57."""
-    least, most = _extremes(x, size)
+    if kind == SUM:
+        least, most, total = _extremes_and_sum(x, size)
+    else:
+        least, most = _extremes(x, size)
+        total = 0.0
     # Every term is a multiple of 2^low and smaller in magnitude than 2^high.
     low, high = exponent_of(least), exponent_of(most) + _SIGNIFICAND_BITS
     usual = most < _INFINITY and least >= _SMALLEST_NORMAL
@@ -84,9 +101,6 @@ def _add_tile(state, kind, x, w, size, tile):
     if most == 0:
         return
     if kind == SUM and high - low + TILE_BITS <= _EXACT_BITS:
-        total = 0.0
-        for t in range(size):
-            total = add_in_any_order(total, float_of_float32_pattern(x[t]))
         _add_float(state, total * _power_of_two(-low), low)
         return
     for t in range(size):

@@ -103,12 +103,20 @@ def one_less_word(typing_context, value):
     return types.int32(types.int32), generate
 
 
-@intrinsic
-def bytes_1(typing_context, address, count):
-    """int8 [count] at an address."""
-    array_type = types.Array(types.int8, 1, "C")
+def _vector_intrinsic(dtype):
+    array_type = types.Array(dtype, 1, "C")
 
     def generate(context, builder, signature, arguments):
         return _view(context, builder, array_type, arguments[0], [arguments[1]])
 
-    return array_type(types.int64, types.int64), generate
+    def of_vector(typing_context, address, count):
+        return array_type(types.int64, types.int64), generate
+
+    return intrinsic(of_vector)
+
+
+bytes_1 = _vector_intrinsic(types.int8)
+"""bytes_1(address, count): int8 [count] at an address."""
+
+float32s_1 = _vector_intrinsic(types.float32)
+"""float32s_1(address, count): float32 [count]."""

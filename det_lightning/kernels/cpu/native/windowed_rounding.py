@@ -6,14 +6,14 @@ error is known: where it could decide the rounding, the element is summed and ro
 
 import numpy as np
 
-from ....arithmetic.formats import FLOAT64, NB
+from ....arithmetic.formats import FLOAT32, FLOAT64, NB
 from ....arithmetic.windowed_digits import WORD_BITS
 from .compiler import device_function, kernel
 from .digits import clear
 from .integers import float_from_pattern, pattern_of_float, shift_right_logical
 from .memory import integers_1, integers_2, stack_integers, words_1
 from .rounding import MAGNITUDE_DIGITS, round_state
-from .vectors import slice_of_floats, stack_floats
+from .vectors import float32s_1, slice_of_floats, stack_floats
 from .windowed_digits import add_words_to_state
 
 TILE = 256
@@ -26,6 +26,7 @@ _ROUND = 1.5 * 2.0**52
 
 _SIGNIFICAND_BITS, _FRACTION_BITS, _BIAS = FLOAT64.significand_bits, FLOAT64.fraction_bits, FLOAT64.top_exponent - 1
 _MAGNITUDE = FLOAT64.sign_bit - 1
+_FLOAT32_BITS = FLOAT32.significand_bits
 
 DOUBT = 4
 """Last places of a float64 around a tie in which its rounding is not trusted.
@@ -150,16 +151,26 @@ def round_block(
         _sum_tile(first, size, table, operands, count, zeros_at, tile, False)
         _scale_tile(first, size, columns, bases, halvings, divisor, tile)
         doubtful = 0
-        for t in range(size):
-            pattern = pattern_of_float(tile[TOTAL + t])
-            absolute = pattern & _MAGNITUDE
-            rounded = shift_right_logical(absolute + (half - 1) + (shift_right_logical(absolute, cut) & 1), cut)
-            # A zero comes out below every exponent.
-            bits = max(min(rounded - rebias, infinity), 0)
-            near_tie = ((absolute + (DOUBT - half)) & below_cut) <= 2 * DOUBT
-            small = (absolute < smallest_normal) & (absolute != 0)
-            doubtful += 1 if near_tie | small else 0
-            out[t] = np.int32(bits | shift_right_logical(pattern & ~_MAGNITUDE, sign_shift))
+        if significand_bits == _FLOAT32_BITS:
+            # The processor's own rounding to float32; what could be subnormal is doubtful, so flushing cannot matter.
+            rounded_floats = float32s_1(out_at + 4 * first, size)
+            for t in range(size):
+                absolute = pattern_of_float(tile[TOTAL + t]) & _MAGNITUDE
+                near_tie = ((absolute + (DOUBT - half)) & below_cut) <= 2 * DOUBT
+                small = (absolute < smallest_normal) & (absolute != 0)
+                doubtful += 1 if near_tie | small else 0
+                rounded_floats[t] = np.float32(tile[TOTAL + t])
+        else:
+            for t in range(size):
+                pattern = pattern_of_float(tile[TOTAL + t])
+                absolute = pattern & _MAGNITUDE
+                rounded = shift_right_logical(absolute + (half - 1) + (shift_right_logical(absolute, cut) & 1), cut)
+                # A zero comes out below every exponent.
+                bits = max(min(rounded - rebias, infinity), 0)
+                near_tie = ((absolute + (DOUBT - half)) & below_cut) <= 2 * DOUBT
+                small = (absolute < smallest_normal) & (absolute != 0)
+                doubtful += 1 if near_tie | small else 0
+                out[t] = np.int32(bits | shift_right_logical(pattern & ~_MAGNITUDE, sign_shift))
         if doubtful == 0:
             continue
         _sum_tile(first, size, table, operands, count, zeros_at, tile, True)
