@@ -57,14 +57,19 @@ def bisect() -> str:
 
 def measurements() -> str:
     parts = []
-    if (RESULTS / "cpu-arithmetic.json").exists():
-        result = load("cpu-arithmetic.json")
-        shown = [row for row in result["rows"] if row["target"] is not None or "1024x4096x1024" in row["work"]]
-        rows = [f"| {row['work']} | {row['ratio']:.1f} | {row['against']} |" for row in shown]
-        parts.append(
-            "Exact arithmetic on the CPU, time as a multiple of the stock operation in the same process (medians):\n\n"
-            "| work | ratio | against |\n|---|---|---|\n" + "\n".join(rows) + f"\n\n<sub>{origin(result)}</sub>"
-        )
+    zen, xeon = load("cpu-arithmetic.json"), load("cpu-arithmetic-xeon.json")
+    pairs = [pair for pair in zip(zen["rows"], xeon["rows"], strict=True) if pair[1]["target"] is not None]
+    rows = [
+        f"| {ours['work']} | {ours['ratio']:.1f} | {theirs['ratio']:.1f} | {theirs['target']} | {ours['against']} |"
+        for ours, theirs in pairs
+    ]
+    parts.append(
+        "Exact arithmetic on the CPU, time as a multiple of the stock operation in the same process (medians of seven), on two "
+        "cores without and with int8 instructions (AVX2 | AMX), beside what is aimed at:\n\n"
+        "| work | AVX2 | AMX | aim | against |\n|---|---|---|---|---|\n"
+        + "\n".join(rows)
+        + f"\n\n<sub>AVX2: {origin(zen)}<br>AMX: {origin(xeon)}</sub>"
+    )
     result = load("kernels-h200.json")
     rows = [
         f"| {row['data']} {row['product']}, {row['output']} out | {row['ratio']:.2f} | {row['ratio_to_bfloat16']:.1f} "
