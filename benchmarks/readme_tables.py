@@ -64,8 +64,8 @@ def measurements() -> str:
         for ours, theirs in pairs
     ]
     parts.append(
-        "Exact arithmetic on the CPU, time as a multiple of the stock operation in the same process (medians of seven), on two "
-        "cores without and with int8 instructions (AVX2 | AMX), beside what is aimed at:\n\n"
+        "Exact arithmetic on the CPU, time as a multiple of the stock operation in the same process (medians of seven), on "
+        "two cores without and with int8 instructions (AVX2 | AMX), beside what is aimed at:\n\n"
         "| work | AVX2 | AMX | aim | against |\n|---|---|---|---|---|\n"
         + "\n".join(rows)
         + f"\n\n<sub>AVX2: {origin(zen)}<br>AMX: {origin(xeon)}</sub>"
