@@ -9,12 +9,15 @@ from contextlib import contextmanager
 from multiprocessing.connection import Connection, wait
 from typing import Any
 
+import torch
+
 from det_lightning.errors import DetError
 from det_lightning.strategies.given_ranks import free_port
 
 
 def _work(rank: int, orders: Connection) -> None:
     """Runs each order; answers ("result", value) or ("error", traceback)."""
+    torch.set_num_threads(1)  # the threads that the parent may have started do not exist in a fork: waiting for them hangs
     while (order := orders.recv()) is not None:
         function, arguments = order
         try:
