@@ -8,6 +8,7 @@ from typing import Any
 
 from torch.utils.data import DataLoader, IterableDataset, RandomSampler, SequentialSampler
 
+from det_lightning.distributed.random_guard import GuardedCollate, GuardedStart, guarded
 from det_lightning.distributed.sample_order import SampleOrder, Slice, cut
 from det_lightning.errors import InputError, UncoveredError
 
@@ -67,15 +68,30 @@ class _DigestingCollate:
 class SliceLoader(DataLoader):
     """The user's DataLoader over this rank's slices.
 
+    Args:
+        digest: of a sample, or None.
+        may_draw: whether loading may draw from global random generators.
+
     Attributes:
         current: the Slice whose batch was yielded last.
         current_digest: sum modulo 2^64 of its samples' digests, or None without a digest function.
     """
 
-    def __init__(self, loader: DataLoader, sampler: SliceSampler, digest: Callable[[Any], int] | None = None):
+    def __init__(
+        self,
+        loader: DataLoader,
+        sampler: SliceSampler,
+        digest: Callable[[Any], int] | None = None,
+        *,
+        may_draw: bool = True,
+    ):
         check_loader(loader)
-        self._digesting = digest is not None
-        collate = _DigestingCollate(loader.collate_fn, digest) if digest is not None else loader.collate_fn
+        self._digesting, self._may_draw = digest is not None, may_draw
+        collate, start = loader.collate_fn, loader.worker_init_fn
+        if not may_draw:
+            collate, start = GuardedCollate(collate), GuardedStart(start)
+        if digest is not None:
+            collate = _DigestingCollate(collate, digest)
         super().__init__(
             loader.dataset,
             batch_sampler=sampler,
@@ -83,7 +99,7 @@ class SliceLoader(DataLoader):
             collate_fn=collate,
             pin_memory=loader.pin_memory,
             timeout=loader.timeout,
-            worker_init_fn=loader.worker_init_fn,
+            worker_init_fn=start,
             multiprocessing_context=loader.multiprocessing_context,
             generator=loader.generator,
             prefetch_factor=loader.prefetch_factor,
@@ -98,6 +114,7 @@ class SliceLoader(DataLoader):
         return self._batches(self.slice_sampler.slices(*self.slice_sampler.place()), super().__iter__())
 
     def _batches(self, slices: Iterator[tuple[Slice, list[int]]], batches: Iterator[Any]) -> Iterator[Any]:
+        batches = batches if self._may_draw else guarded(batches)
         for (here, _), batch in zip(slices, batches, strict=True):
             self.current_digest, batch = batch if self._digesting else (None, batch)
             if here.empty and self._digesting:

@@ -108,7 +108,9 @@ class FunctionMode(TorchFunctionMode):
             )
         means = self.terms.among(operands) if with_gradient else {}  # now: an operation in place replaces grad_fn
         result = func(*args, **kwargs)
-        moves_floats = any(isinstance(v, Tensor) and v.is_floating_point() for v in _flatten(result))
+        moves_floats = any(
+            isinstance(v, Tensor) and (v.is_floating_point() or v.is_complex()) for v in _flatten(result)
+        )
         if not moves_floats and name != "setitem":
             return result
         if not (means and self.terms.record(name, func, args, kwargs, means, result)):
@@ -146,26 +148,28 @@ class FunctionMode(TorchFunctionMode):
                     "F.linear, or freeze it (requires_grad_(False)).",
                 )
 
-    def _linear(self, x, weight, bias=None, *, sink=None):
+    def _linear(self, input, weight, bias=None, *, sink=None):
+        if torch.is_autocast_enabled(input.device.type):
+            raise self.refusal("linear under torch.autocast", "Leave autocast out; the model is trained in float32.")
         for role, parameter in (("weight", weight), ("bias", bias)):
             if self.sink is not None and parameter is not None and parameter.requires_grad and not parameter.is_leaf:
                 raise self.refusal(
                     f"linear with a {role} that is computed from parameters",
                     "Its gradient would be rounded before the sum over all samples; pass the Parameter itself.",
                 )
-        self.terms.refuse_operands("linear", (x, weight, bias))
-        return linear.linear(x, weight, bias, sink=self.sink)
+        self.terms.refuse_operands("linear", (input, weight, bias))
+        return linear.linear(input, weight, bias, sink=self.sink)
 
-    def _relu(self, x, inplace=False):
+    def _relu(self, input, inplace=False):
         if inplace:
-            return self._inplace_relu(x)
-        self.terms.refuse_operands("relu", (x,))
-        if isinstance(x, nn.Parameter) and self.strict:
-            self._refuse_parameters("relu", [x])
-        return activation.relu(x)
+            return self._inplace_relu(input)
+        self.terms.refuse_operands("relu", (input,))
+        if isinstance(input, nn.Parameter) and self.strict:
+            self._refuse_parameters("relu", [input])
+        return activation.relu(input)
 
-    def _inplace_relu(self, x):
-        return x.copy_(self._relu(x))
+    def _inplace_relu(self, input):
+        return input.copy_(self._relu(input))
 
     def _loss(self, func, *args, **kwargs):
         self.terms.refuse_operands(func.__name__, tuple(_flatten((args, kwargs))))

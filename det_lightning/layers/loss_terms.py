@@ -12,9 +12,9 @@ import torch
 from torch import Tensor
 
 from det_lightning.errors import UncoveredError
+from det_lightning.layers.loss_graph import check_step, name_of, steps_below
 
 MOST_MEANS = 4
-_OWN_FUNCTIONS = f"{__name__.partition('.')[0]}.ops."
 _IDENTITIES = frozenset("clone squeeze view reshape contiguous positive alias float double to type".split())
 _COMMUTATIVE = frozenset("mul rmul multiply".split())
 _SCALINGS = _COMMUTATIVE | frozenset("imul div truediv itruediv true_divide neg".split())
@@ -116,29 +116,13 @@ class LossTerms:
                 "det_lightning.exact_mean(per_item_losses), times constants, or a sum of them."
             )
         places = sorted(term.places)
-        self._check_below([self._means[place] for place in places])
+        for step, below in steps_below(self._means[place] for place in places):
+            if below in self._terms:
+                raise _nonlinear(name_of(step).lower())
+            check_step(below)
         return [self.values[place] for place in places], lambda means: term.evaluate(
             dict(zip(places, means, strict=True))
         )
-
-    def _check_below(self, means: list[Any]) -> None:
-        """Walks the graph from the means of the loss to its leaves."""
-        seen, waiting = set(means), list(means)
-        while waiting:
-            node = waiting.pop()
-            for below, _ in node.next_functions:
-                if below in self._terms:
-                    raise _nonlinear(node.name().removesuffix("Backward0"))
-                if below is None or below in seen:
-                    continue
-                function = getattr(type(below), "_forward_cls", None)
-                if function is not None and not function.__module__.startswith(_OWN_FUNCTIONS):
-                    raise UncoveredError(
-                        f"{function.__module__}.{function.__qualname__} is an autograd function with a backward pass "
-                        f"of its own, which has no arithmetic contract. Write it with covered operations."
-                    )
-                seen.add(below)
-                waiting.append(below)
 
     def _term(self, value: object) -> _Term | None:
         if isinstance(value, Tensor) and value.grad_fn is not None and torch.is_grad_enabled():

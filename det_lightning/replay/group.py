@@ -17,7 +17,7 @@ from det_lightning.strategies.given_ranks import free_port
 
 def _work(rank: int, orders: Connection) -> None:
     """Runs each order; answers ("result", value) or ("error", traceback)."""
-    torch.set_num_threads(1)  # the threads that the parent may have started do not exist in a fork: waiting for them hangs
+    torch.set_num_threads(1)  # a fork has none of the threads that its parent started; waiting for them would hang
     while (order := orders.recv()) is not None:
         function, arguments = order
         try:
@@ -50,7 +50,7 @@ class Group:
             for connection in wait(waiting):
                 try:
                     kind, value = connection.recv()
-                except EOFError:
+                except (EOFError, ConnectionError):
                     kind, value = "error", "the process ended without an answer"
                 if kind == "error":
                     raise DetError(f"rank {ranks.index(connection)} of {world_size} failed:\n{value}")

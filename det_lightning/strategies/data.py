@@ -69,7 +69,7 @@ class TrainingData:
             accumulate=accumulate,
             steps_done=lambda: trainer.global_step,
         )
-        self._loader = SliceLoader(loader, sampler, value_digest if record_samples else None)
+        self._loader = SliceLoader(loader, sampler, value_digest if record_samples else None, may_draw=False)
         return self._loader
 
 

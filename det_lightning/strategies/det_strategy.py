@@ -154,6 +154,13 @@ class DetStrategyMixin:
 
     # One step
 
+    def batch_to_device(self, batch: Any, device: torch.device | None = None, dataloader_idx: int = 0) -> Any:
+        """Under the function mode too: the hook on_after_batch_transfer computes on whole micro-batches."""
+        if not self.lightning_module.trainer.training:
+            return super().batch_to_device(batch, device, dataloader_idx)
+        with FunctionMode(self.lightning_module, sink=None, terms=LossTerms(), strict=True):
+            return super().batch_to_device(batch, device, dataloader_idx)
+
     def training_step(self, *args: Any, **kwargs: Any) -> Any:
         here = self.training_data.current
         self._reducer.weightless = here.empty

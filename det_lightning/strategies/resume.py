@@ -93,6 +93,8 @@ def take_over(checkpoint: dict[str, Any], accumulate: int, *, by_steps: bool) ->
 
 def back_to_whole_step(checkpoint: dict[str, Any], accumulate: int) -> None:
     """After an exception within a step: the checkpoint stands before that step, which a resumed run takes anew."""
+    if "loops" not in checkpoint:  # weights only
+        return
     progress = checkpoint["loops"]["fit_loop"]["epoch_loop.batch_progress"]
     begun = progress["current"]["completed"] % accumulate
     for count in (progress["current"], progress["total"]):

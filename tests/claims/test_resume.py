@@ -4,6 +4,7 @@ from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from lightning.pytorch.callbacks import ModelCheckpoint
@@ -102,6 +103,16 @@ def test_a_schedule_by_epochs_goes_on(step, tmp_path):
     assert len(set(straight("BY_EPOCH").rates)) > 1
 
 
+@pytest.mark.parametrize("step", [12, 15])
+def test_loaders_that_are_made_anew_each_epoch_and_keep_their_workers_go_on(step, tmp_path):
+    loader = {"shuffle": True, "num_workers": 1, "persistent_workers": True}
+    reloading = replace(SHUFFLED, loader=loader, trainer={"reload_dataloaders_every_n_epochs": 1})
+    checkpoint = tmp_path / "stopped.ckpt"
+    stopped = outcome_of(replace(reloading, split=SPLITS[2], steps=step, checkpoint=checkpoint))
+    assert stopped.weights == straight().weights[: step + 1]
+    assert_continues(outcome_of(replace(reloading, split=SPLITS[1], resume=checkpoint)), straight(), step)
+
+
 @pytest.mark.parametrize("limit", [-1, 100], ids=["limit of epochs", "limit of steps too"])
 def test_no_epoch_is_lost_after_a_checkpoint_of_an_epochs_end(limit, tmp_path):
     epochs = replace(BY_EPOCH, split=SPLITS[1], steps=-1, trainer={"max_epochs": 4})
@@ -190,9 +201,14 @@ def test_a_stock_checkpoint_is_taken_at_the_end_of_an_epoch_only(tmp_path):
 
 
 def test_stock_ddp_with_three_ranks_fails_the_same_check(tmp_path):
-    stock = Run(strategy="ddp", split=Split(3, 8, 1), steps=24, trainer={"deterministic": True})
-    whole = outcome_of(stock)
-    outcome_of(replace(stock, steps=12, checkpoint=tmp_path / "stopped.ckpt"))
-    resumed = outcome_of(replace(stock, resume=tmp_path / "stopped.ckpt"))
-    assert resumed.weights[0] == whole.weights[12]
-    assert resumed.weights[-1] != whole.weights[-1]
+    """It rebuilds its buckets after the first step of a process, and adds in another order from then on."""
+    epochs = Run(strategy="ddp", steps=-1, trainer={"deterministic": True, "max_epochs": 6})
+    for split, same in ((Split(1, 24, 1), True), (Split(3, 8, 1), False)):
+        stock, checkpoint = replace(epochs, split=split), tmp_path / f"{split}.ckpt"
+        whole = outcome_of(stock)
+        outcome_of(replace(stock, trainer={"deterministic": True, "max_epochs": 3}, checkpoint=checkpoint))
+        resumed = outcome_of(replace(stock, resume=checkpoint))
+        assert resumed.weights[0] == whole.weights[12]
+        assert (resumed.weights[-1] == whole.weights[-1]) == same
+        first, second = (np.frombuffer(outcome.weights[-1], dtype=np.float32) for outcome in (resumed, whole))
+        assert np.abs(first - second).max() < 1e-4, "only roundings differ"

@@ -100,6 +100,7 @@ CALLS = {
     "backward": lambda self, x, h: h.mean().backward(),
     "grad": lambda self, x, h: torch.autograd.grad(h[0, 0], h),
     "register_hook": lambda self, x, h: h.register_hook(lambda g: g * 2),
+    "fft_rfft": lambda self, x, h: torch.fft.rfft(x),
     "aten.mm": lambda self, x, h: torch.ops.aten.mm(h, h.t()),
 }
 
@@ -233,6 +234,62 @@ def test_an_autograd_function_of_the_users_own_is_refused_by_name():
 
     with pytest.raises(UncoveredError, match=r"test_refusals\.Doubled is an autograd function"):
         fit(network(training_step))
+
+
+def swish(x):
+    return x * torch.sigmoid(x)
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated")
+def test_what_calls_do_not_show_is_seen_in_the_graph_of_the_loss():
+    scripted = torch.jit.script(swish)
+
+    def training_step(self, batch, batch_idx):
+        return F.cross_entropy(self.output(scripted(self.hidden(batch[0]))), batch[1])
+
+    with pytest.raises(UncoveredError, match=r"goes through SigmoidBackward0.* TorchScript"):
+        fit(network(training_step))
+
+
+def test_autocast_is_refused():
+    def training_step(self, batch, batch_idx):
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            return loss_of(self, batch)
+
+    with pytest.raises(UncoveredError, match=r"linear under torch\.autocast"):
+        fit(network(training_step))
+
+
+def test_random_augmentation_after_the_transfer_is_refused():
+    def on_after_batch_transfer(self, batch, dataloader_idx):
+        return batch[0] + torch.randn_like(batch[0]), batch[1]
+
+    build = type("Augmenting", (Network,), {"on_after_batch_transfer": on_after_batch_transfer})
+    with pytest.raises(UncoveredError, match="random call randn_like, called in the LightningModule itself"):
+        fit(build)
+
+
+class NoisyData(torch.utils.data.Dataset):
+    def __init__(self, count: int):
+        self.data = spread_samples(count)
+
+    def __len__(self):
+        return len(self.data)
+
+    def __getitem__(self, index):
+        x, y = self.data[index]
+        return x + torch.rand(()), y
+
+
+def test_random_augmentation_in_the_data_set_is_refused_in_training_and_not_in_validation():
+    with pytest.raises(UncoveredError, match="drew from the global generator of torch"):
+        fit(Network, data=NoisyData)
+
+    class Validating(Network):
+        def val_dataloader(self):
+            return DataLoader(NoisyData(9), batch_size=4)
+
+    fit(Validating, trainer={"num_sanity_val_steps": 1})
 
 
 def test_activation_checkpointing_is_refused():
@@ -426,7 +483,7 @@ LOADERS = {
     "a batch sampler": (
         DataLoader(SOME, batch_sampler=BatchSampler(SequentialSampler(SOME), 4, False)),
         UncoveredError,
-        "",
+        "the sampler|batch sampler",
     ),
     "no batches": (DataLoader(SOME, batch_size=None), UncoveredError, "batch sampler of its own"),
     "replacement": (DataLoader(SOME, 4, sampler=RandomSampler(SOME, replacement=True)), InputError, "with replacement"),
@@ -515,6 +572,38 @@ def test_what_is_covered_is_accepted_and_trains():
     assert {"accuracy", "accuracy_step", "accuracy_epoch", "loss", "auxiliary", "n"} <= set(outcome.logged)
     assert torch.equal(module.unused.weight, unused) and torch.equal(module.frozen.weight, frozen)
     assert module.tied.weight is module.square.weight
+
+
+STEPS = {
+    "view": lambda h: h.view(6, 2, -1),
+    "reshape": lambda h: h.t().reshape(-1),
+    "flatten": lambda h: h.t().flatten(),
+    "unflatten": lambda h: h.unflatten(1, (4, 4)),
+    "view_as": lambda h: h.view_as(h) + h.reshape_as(h),
+    "permute": lambda h: h.permute(1, 0).contiguous(),
+    "transposes": lambda h: h.t() + h.T + h.mT + h.transpose(0, 1) + h.swapaxes(0, 1) + h.movedim(0, 1),
+    "squeeze": lambda h: h.unsqueeze(1).squeeze(1) + h.unsqueeze(0).squeeze(),
+    "clone": lambda h: h.clone() + h.positive(),
+    "casts": lambda h: h.bfloat16().float() + h.half().to(torch.float32) + h.to(torch.float64).float(),
+    "slices": lambda h: h[2:, None, ..., 3] + h.narrow(0, 0, 10).select(1, 2).unsqueeze(1),
+    "splits": lambda h: h.chunk(3)[1] + h.split(4)[2] + h.split([4, 8])[0],
+    "unbind": lambda h: torch.stack(h.unbind(1), dim=1),
+    "joins": lambda h: torch.cat([h, torch.hstack([h[:, :8], h[:, 8:]]), torch.vstack([h[:6], h[6:]])]),
+    "arithmetic": lambda h: -(1.0 - h * 2.0) / (h * h + 3.0) - torch.sub(h, 1) + h / (1.0 + h * h),
+    "in place": lambda h: h.clone().mul_(2.0).add_(h).sub_(1.0).div_(3.0).neg_(),
+    "ravel": lambda h: h.ravel(),
+    "keywords": lambda h: F.relu(input=F.linear(input=h, weight=torch.eye(HIDDEN), bias=None)),
+}
+
+
+@pytest.mark.parametrize("name", STEPS)
+def test_a_covered_call_has_a_covered_backward_pass(name):
+    """What the list of calls lets pass, the list of the graph's steps lets pass as well."""
+
+    def training_step(self, batch, batch_idx):
+        return STEPS[name](self.hidden(batch[0])).mean()
+
+    assert len(set(fit(network(training_step)).weights)) == 3
 
 
 def test_a_model_of_plain_layers_is_accepted_without_changes():

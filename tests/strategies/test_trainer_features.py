@@ -225,6 +225,15 @@ def test_a_checkpoint_saved_on_an_exception_within_a_step_takes_that_step_anew(t
     assert resumed.weights == forgetful()[2:]
 
 
+def test_weights_saved_alone_on_an_exception_hide_nothing(trainer, tmp_path):
+    saver = ModelCheckpoint(tmp_path, save_on_exception=True, save_weights_only=True, filename="saved")
+    with pytest.raises(RuntimeError, match="in the middle of a step"):
+        one = trainer(saver, accumulate_grad_batches=3, enable_checkpointing=True)
+        one.fit(RaisesOnce(), DataLoader(spread_samples(48), batch_size=4))
+    state = torch.load(tmp_path / "saved.ckpt", weights_only=True)["state_dict"]
+    assert b"".join(tensor.numpy().tobytes() for _, tensor in sorted(state.items())) == forgetful()[2]
+
+
 def test_a_refusal_leaves_the_model_as_it_was(trainer):
     class Refused(Network):
         def training_step(self, batch, batch_idx):

@@ -1,0 +1,79 @@
+"""Finds random draws while samples are loaded: what they give depends on world size, workers and where a run resumed.
+
+Looks at the global generators of torch, NumPy and Python. A generator that a data set seeds from the sample's index is
+its own and is not concerned.
+"""
+
+import random
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import torch
+from torch.utils.data import get_worker_info
+
+from det_lightning.errors import UncoveredError
+
+State = dict[str, object]
+_after_last_batch: State = {}  # of this worker process
+
+
+def states() -> State:
+    """A value for each global generator that changes when it is drawn from."""
+    numpy_state = np.random.get_state(legacy=False)
+    return {
+        "torch": torch.random.get_rng_state().numpy().tobytes(),
+        "numpy.random": repr(
+            (numpy_state["state"]["pos"], numpy_state["has_gauss"], numpy_state["state"]["key"].tobytes())
+        ),
+        "random": random.getstate(),
+    }
+
+
+def check(before: State) -> None:
+    """Raises UncoveredError if a generator was drawn from since."""
+    now = states()
+    moved = [name for name, state in before.items() if now[name] != state]
+    if moved:
+        raise UncoveredError(
+            f"loading a training batch drew from the global generator of {' and '.join(moved)}. What is drawn would "
+            f"depend on the world size, on num_workers and on where the run was resumed. In __getitem__, draw from a "
+            f"generator of its own for each sample, seeded with its index: torch.Generator().manual_seed(index)."
+        )
+
+
+def guarded(batches: Iterator[Any]) -> Iterator[Any]:
+    """The same batches; checks what is loaded in this process."""
+    while True:
+        before = states()
+        try:
+            batch = next(batches)
+        except StopIteration:
+            return
+        check(before)
+        yield batch
+
+
+class GuardedCollate:
+    """A collate function that checks, in a worker process, what was drawn since the batch before."""
+
+    def __init__(self, collate: Callable[[list], Any]):
+        self.collate = collate
+
+    def __call__(self, samples: list) -> Any:
+        batch = self.collate(samples)
+        if get_worker_info() is not None:
+            check(_after_last_batch)
+        return batch
+
+
+class GuardedStart:
+    """A worker_init_fn that notes the state in which a worker begins."""
+
+    def __init__(self, start: Callable[[int], None] | None):
+        self.start = start
+
+    def __call__(self, worker_id: int) -> None:
+        if self.start is not None:
+            self.start(worker_id)
+        _after_last_batch.update(states())
