@@ -17,7 +17,7 @@ from torch.overrides import TorchFunctionMode
 
 from det_lightning.errors import DetError, UncoveredError
 from det_lightning.layers.loss_calls import LOSS_FUNCTIONS, loss_call
-from det_lightning.layers.loss_terms import LossTerms
+from det_lightning.layers.loss_terms import STATISTIC, LossTerms
 from det_lightning.ops import activation, linear, loss
 
 # Names of functions and Tensor methods that move or copy bits, or round once (casts).
@@ -106,7 +106,8 @@ class FunctionMode(TorchFunctionMode):
             raise self.refusal(
                 name, "A hook would change gradients before the exact sum; change .grad in on_before_optimizer_step."
             )
-        means = self.terms.among(operands) if with_gradient else {}  # now: an operation in place replaces grad_fn
+        # Both now: an operation in place replaces grad_fn.
+        means, follows_mean = self.terms.among(operands) if with_gradient else {}, self.terms.hold_mean(operands)
         result = func(*args, **kwargs)
         moves_floats = any(
             isinstance(v, Tensor) and (v.is_floating_point() or v.is_complex()) for v in _flatten(result)
@@ -115,7 +116,15 @@ class FunctionMode(TorchFunctionMode):
             return result
         if not (means and self.terms.record(name, func, args, kwargs, means, result)):
             self._check(name, operands, with_gradient, args, kwargs, result)
+            if follows_mean:
+                self._follow_mean(name, args[0] if name == "setitem" else result)
         return result
+
+    def _follow_mean(self, name: str, result: Any) -> None:
+        made = [value for value in _flatten(result) if isinstance(value, Tensor)]
+        if any(value.requires_grad or any(value is buffer for buffer in self.model.buffers()) for value in made):
+            raise UncoveredError(f"{name} is applied to {STATISTIC}")
+        self.terms.note_statistics(made)
 
     def _check(self, name, operands, with_gradient, args, kwargs, result) -> None:
         if with_gradient and name not in ("detach", "data", "requires_grad_"):

@@ -4,7 +4,7 @@ The gradient of a mean is divided once, after the exact sum over the global batc
 linear in its means, and if all of them divide by the same count.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,6 +15,10 @@ from det_lightning.errors import UncoveredError
 from det_lightning.layers.loss_graph import check_step, name_of, steps_below
 
 MOST_MEANS = 4
+STATISTIC = (
+    "a mean over the micro-batch: its value depends on how the global batch is cut into micro-batches. It may be logged; "
+    "for the loss or a buffer, compute it over the data set before training."
+)
 _IDENTITIES = frozenset("clone squeeze view reshape contiguous positive alias float double to type".split())
 _COMMUTATIVE = frozenset("mul rmul multiply".split())
 _SCALINGS = _COMMUTATIVE | frozenset("imul div truediv itruediv true_divide neg".split())
@@ -39,10 +43,12 @@ class LossTerms:
         self.values: list[Tensor] = []
         self._means: list[Any] = []  # per mean its autograd node
         self._terms: dict[object, _Term] = {}  # autograd node -> term; the node's identity is the key
+        self._statistics: dict[int, Tensor] = {}  # by identity: what was made of means and carries no gradient
 
     def record_mean(self, mean: Tensor, values: Tensor) -> None:
         """`mean` is the exact mean of `values`."""
         if mean.grad_fn is None:
+            self.note_statistics([mean])
             return
         place = len(self.values)
         if place == MOST_MEANS:
@@ -50,6 +56,19 @@ class LossTerms:
         self.values.append(values.detach())
         self._means.append(mean.grad_fn)
         self._terms[mean.grad_fn] = _Term(values.numel(), frozenset([place]), lambda means: means[place])
+
+    def note_statistics(self, tensors: list[Tensor]) -> None:
+        """These hold values of this micro-batch's means: good for logging, but not for the loss, since they depend on
+        how the global batch is cut."""
+        self._statistics.update({id(tensor): tensor for tensor in tensors})
+
+    def hold_mean(self, operands: Iterable[object]) -> bool:
+        """Whether a mean, or what was made of one, is among the operands of a call; to be asked before the call."""
+        return any(
+            id(value) in self._statistics or value.grad_fn in self._terms
+            for value in operands
+            if isinstance(value, Tensor)
+        )
 
     def among(self, operands: list[Tensor]) -> dict[int, _Term]:
         """The means among the operands of a call, by identity of the tensor; to be asked before the call."""
@@ -97,9 +116,11 @@ class LossTerms:
         return True
 
     def refuse_operands(self, name: str, operands: tuple) -> None:
-        """A mean may not enter a covered operation again."""
+        """A mean, or what was made of one, may not enter a covered operation."""
         if any(self._term(value) for value in operands):
             raise _nonlinear(name)
+        if name != "mean" and self.hold_mean(operands):
+            raise UncoveredError(f"{name} is applied to {STATISTIC}")
 
     def finish(self, loss: Tensor) -> tuple[list[Tensor], Callable[[list[Tensor]], Tensor]]:
         """Of the loss that training_step returned: (per mean in it the per-item values, the loss as a function of

@@ -104,9 +104,8 @@ def test_a_schedule_by_epochs_goes_on(step, tmp_path):
 
 
 @pytest.mark.parametrize("step", [12, 15])
-def test_loaders_that_are_made_anew_each_epoch_and_keep_their_workers_go_on(step, tmp_path):
-    loader = {"shuffle": True, "num_workers": 1, "persistent_workers": True}
-    reloading = replace(SHUFFLED, loader=loader, trainer={"reload_dataloaders_every_n_epochs": 1})
+def test_loaders_that_are_made_anew_each_epoch_go_on(step, tmp_path):
+    reloading = replace(SHUFFLED, trainer={"reload_dataloaders_every_n_epochs": 1})
     checkpoint = tmp_path / "stopped.ckpt"
     stopped = outcome_of(replace(reloading, split=SPLITS[2], steps=step, checkpoint=checkpoint))
     assert stopped.weights == straight().weights[: step + 1]

@@ -50,7 +50,7 @@ def test_the_current_slice_is_that_of_the_batch_in_hand_and_not_of_one_prefetche
     for x, _ in loader:
         here = loader.current
         indices = order.step(here.epoch, here.step)[slice(*here.positions)]
-        assert here.empty or torch.equal(x, DATA.tensors[0][indices])
+        assert here.empty or torch.equal(x, DATA.tensors[0][indices.tolist()])
         assert loader.current_digest is None
 
 

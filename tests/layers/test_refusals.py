@@ -353,6 +353,74 @@ def test_a_loss_that_is_not_a_sum_of_means_is_refused(name):
         fit(network(lambda self, batch, batch_idx: build(self, batch)))
 
 
+def scaled_by_mean(self, batch):
+    items = per_item(self, batch)
+    return (items / items.detach().mean()).mean()
+
+
+def centred_input(self, batch):
+    x, y = batch
+    return F.cross_entropy(self(x - x.mean()), y)
+
+
+def centred_activation(self, batch):
+    h = self.hidden(batch[0])
+    return F.cross_entropy(self.output(h - h.detach().mean()), batch[1])
+
+
+def detached_loss(self, batch):
+    loss = loss_of(self, batch)
+    return (per_item(self, batch) * loss.detach()).mean()
+
+
+def through_memory(self, batch):
+    memory = torch.zeros(2)
+    memory[0] = batch[0].mean() * 2
+    return F.cross_entropy(self(batch[0] * memory[0]), batch[1])
+
+
+def without_gradient(self, batch):
+    with torch.no_grad():
+        weight = loss_of(self, batch) + 1
+    return (per_item(self, batch) * weight).mean()
+
+
+def centred_target(self, batch):
+    target = batch[0][:, :CLASSES]
+    return F.mse_loss(self(batch[0]), target - target.mean())
+
+
+def into_a_buffer(self, batch):
+    self.centre.mul_(0.9).add_(batch[0].mean())
+    return loss_of(self, batch)
+
+
+@pytest.mark.parametrize(
+    "loss",
+    [
+        scaled_by_mean,
+        centred_input,
+        centred_activation,
+        detached_loss,
+        through_memory,
+        without_gradient,
+        centred_target,
+        into_a_buffer,
+    ],
+)
+def test_a_mean_over_the_micro_batch_may_not_enter_the_loss_without_its_gradient(loss):
+    class Centred(Network):
+        def __init__(self):
+            super().__init__()
+            self.register_buffer("centre", torch.zeros(()))
+
+        def training_step(self, batch, batch_idx):
+            return loss(self, batch)
+
+    with pytest.raises(UncoveredError, match=r"is applied to a mean over the micro-batch: .* It may be logged"):
+        fit(Centred)
+
+
 def test_micro_batches_with_unlike_losses_are_refused():
     def training_step(self, batch, batch_idx):
         loss = loss_of(self, batch)
@@ -538,7 +606,7 @@ def everything(self, batch, batch_idx):
     self.log("accuracy", (logits.argmax(1) == y).float().mean(), prog_bar=True, on_step=True, on_epoch=True)
     self.log("loss", loss, sync_dist=True)
     self.log_dict({"auxiliary": auxiliary, "n": float(len(x))}, on_epoch=True, on_step=False)
-    self.log("detached", loss.detach().exp() if False else loss.detach())
+    self.log("detached", 1.0 - torch.stack([loss.detach(), accuracy]).mean() * 2)
     total = 0
     total += 0.5 * loss
     total += sum([auxiliary, loss / 3, -0.1 * loss.float()])
