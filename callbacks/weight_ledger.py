@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from blake3 import blake3
 from det_lightning.callbacks.lightning_namespace import Callback
-from det_lightning.callbacks.run_header import environment, recipe
+from det_lightning.callbacks.run_header import entry_of, environment, recipe
 
 from det_lightning.errors import InputError
 from det_lightning.ledger.digest import tensor_digest
@@ -48,7 +48,7 @@ class WeightLedger(Callback):
         if unknown:
             raise InputError(f"WeightLedger records {', '.join(KINDS)}; it does not know {', '.join(unknown)}")
         self.path = Path(path)
-        self._entry = {"function": entry, "arguments": entry_arguments or {}} if entry else {}
+        self._entry = entry, entry_arguments
         self._kinds = tuple(kinds)
         self._writer: LedgerWriter | None = None
         self._state: dict[str, Any] = {}  # step and trace of the last record, for checkpoints
@@ -126,7 +126,7 @@ class WeightLedger(Callback):
             self.path,
             recipe=recipe(trainer, pl_module),
             environment=here,
-            entry={**self._entry, "trainer": _trainer_arguments(trainer)} if self._entry else {},
+            entry=entry_of(trainer, *self._entry),
             resumed_from=state or None,
         )
 
@@ -186,16 +186,3 @@ def _file_digest(path: str) -> str:
     hasher = blake3()
     hasher.update_mmap(path)
     return hasher.hexdigest()
-
-
-def _trainer_arguments(trainer) -> dict[str, Any]:
-    """The Trainer arguments that belong to the recipe, for replay."""
-    clip = trainer.gradient_clip_val
-    return {
-        "max_steps": trainer.max_steps,
-        "max_epochs": trainer.max_epochs,
-        "gradient_clip_val": None if clip is None else float_bits(float(clip)),
-        "gradient_clip_algorithm": None
-        if trainer.gradient_clip_algorithm is None
-        else str(getattr(trainer.gradient_clip_algorithm, "value", trainer.gradient_clip_algorithm)),
-    }

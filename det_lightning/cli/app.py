@@ -94,15 +94,31 @@ def bisect(
         bool, typer.Option("--recipe-may-differ", help="Compare runs that were not meant to be equal.")
     ] = False,
     replay: Annotated[
-        bool, typer.Option("--replay", help="Run A again up to the divergence and look for a flipped bit.")
+        bool, typer.Option("--replay", help="Run the step again on both sides and name the first operation.")
     ] = False,
-    entry: Entry = None,
+    entry: Annotated[
+        list[str] | None,
+        typer.Option(metavar="MODULE:FUNCTION", help="How to build the runs; twice: that of A, then that of B."),
+    ] = None,
+    python: Annotated[
+        list[str] | None, typer.Option(metavar="FILE", help="Interpreter to replay with; twice: for A, for B.")
+    ] = None,
+    cwd: Annotated[
+        list[str] | None,
+        typer.Option(metavar="DIR", help="Directory to replay in, such as a git worktree; twice: for A, for B."),
+    ] = None,
+    world: Annotated[
+        int | None, typer.Option(min=1, metavar="W", help="World size of the replays; by default that of B.")
+    ] = None,
+    accumulate: Accumulate = None,
     json: Json = False,
 ) -> int:
     """Find where run B first differs from run A."""
     from det_lightning.cli import bisect_command
+    from det_lightning.cli.side_options import SideOptions
 
-    return bisect_command.bisect(a, b, recipe_may_differ=recipe_may_differ, as_json=json, replay=replay, entry=entry)
+    sides = SideOptions.of(entry=entry, python=python, cwd=cwd, world=world, accumulate=accumulate)
+    return bisect_command.bisect(a, b, recipe_may_differ=recipe_may_differ, as_json=json, replay=replay, sides=sides)
 
 
 @app.command()

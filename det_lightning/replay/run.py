@@ -10,10 +10,13 @@ from typing import Any
 import numpy as np
 import torch
 from lightning.pytorch import Callback, Trainer
+from lightning.pytorch.strategies import DDPStrategy
 
 from det_lightning.callbacks.weight_ledger import WeightLedger
+from det_lightning.ledger.record import KINDS
 from det_lightning.ledger.store import LedgerReader
 from det_lightning.replay.entry import build, trainer_arguments
+from det_lightning.replay.step_recorder import Recording, StepRecorder
 from det_lightning.strategies.given_ranks import given_ranks
 from det_lightning.strategies.lightning_strategy import DetStrategy
 
@@ -27,6 +30,7 @@ class ReplayPlan:
         out: directory of the replay's own ledger.
         stop: the last step to run.
         checkpoint: file to start from, or None: from the beginning.
+        recording: the step whose operations are to be recorded, if any.
     """
 
     reference: Path
@@ -36,6 +40,7 @@ class ReplayPlan:
     world_size: int
     accumulate: int
     entry: str | None
+    recording: Recording | None = None
 
 
 class _StopAtDivergence(Callback):
@@ -61,32 +66,64 @@ def run_rank(
     """Replays on one rank; returns its weights in their last state, by name."""
     quiet_lightning()
     with LedgerReader(plan.reference) as reader:
-        entry, data_recipe = reader.entry, reader.recipe["data"]
-    module, data = build(entry, plan.entry)
-    ledger = WeightLedger(plan.out, entry=plan.entry or entry["function"], entry_arguments=entry.get("arguments"))
+        entry, recipe = reader.entry, reader.recipe
+        recorded = reader.record(reader.first_step).agree["roots"]
+    run = build(entry, plan.entry)
+    ledger = WeightLedger(
+        plan.out,
+        entry=plan.entry or entry["function"],
+        entry_arguments=entry.get("arguments"),
+        kinds=tuple(kind for kind in KINDS if kind in recorded),
+    )
+    callbacks = [*run.callbacks, ledger, _StopAtDivergence(plan.reference, ledger, progress)]
+    if plan.recording is not None:
+        recorder = StepRecorder(plan.recording)
+        callbacks = [recorder, *callbacks, recorder.after]
     trainer = Trainer(
         accelerator="cpu",
         devices=world_size,
-        strategy=DetStrategy(
-            cluster_environment=given_ranks(rank, world_size, port),
-            global_batch=data_recipe["global_batch"],
-            seed=data_recipe["seed"],
-        ),
-        accumulate_grad_batches=plan.accumulate,
         max_steps=plan.stop,
         max_epochs=-1,
-        callbacks=[ledger, _StopAtDivergence(plan.reference, ledger, progress)],
-        limit_train_batches=data_recipe["steps_per_epoch"] * plan.accumulate,
+        callbacks=callbacks,
         limit_val_batches=0,
+        **_strategy(plan, recipe, rank, port),
         **trainer_arguments(entry),
         **QUIET_TRAINER,
     )
     try:
-        trainer.fit(module, data, ckpt_path=plan.checkpoint)
+        trainer.fit(run.module, run.data, ckpt_path=plan.checkpoint)
     finally:
         if torch.distributed.is_initialized():
             torch.distributed.destroy_process_group()
-    return {name: parameter.detach().numpy().copy() for name, parameter in module.named_parameters()}
+    return {name: array_of(parameter) for name, parameter in run.module.named_parameters()}
+
+
+def _strategy(plan: ReplayPlan, recipe: dict[str, Any], rank: int, port: int) -> dict[str, Any]:
+    """The Trainer's arguments that make the arithmetic of the recorded run."""
+    if recipe["arithmetic"] == "det":
+        data = recipe["data"]
+        return {
+            "strategy": DetStrategy(
+                cluster_environment=given_ranks(rank, plan.world_size, port),
+                global_batch=data["global_batch"],
+                seed=data["seed"],
+            ),
+            "accumulate_grad_batches": plan.accumulate,
+            "limit_train_batches": data["steps_per_epoch"] * plan.accumulate,
+        }
+    stock = {"accumulate_grad_batches": plan.accumulate, "precision": recipe["precision"]}
+    if plan.world_size == 1 and "SingleDevice" in recipe["arithmetic"]:
+        return stock | {"strategy": "auto"}
+    cluster = given_ranks(rank, plan.world_size, port)
+    return stock | {"strategy": DDPStrategy(cluster_environment=cluster, process_group_backend="gloo")}
+
+
+def array_of(tensor: torch.Tensor) -> np.ndarray:
+    """The tensor's bits as an array of its own; bfloat16, which NumPy has no type for, as uint16."""
+    tensor = tensor.detach().cpu().contiguous()
+    if tensor.dtype == torch.bfloat16:
+        return tensor.view(torch.int16).numpy().view(np.uint16).copy()
+    return tensor.numpy().copy()
 
 
 QUIET_TRAINER: dict[str, Any] = {

@@ -9,6 +9,7 @@ import pytest
 
 from det_lightning.bisection.flipped_bit import array_digest
 from det_lightning.cli import exit_codes
+from det_lightning.cli.side_options import SideOptions
 from det_lightning.errors import InputError
 from det_lightning.ledger.compare import difference_at
 from det_lightning.ledger.store import LedgerReader, LedgerWriter
@@ -18,6 +19,12 @@ from tests.ledger.example_runs import agree_and_leaves
 
 def result(matched=True, first=None, steps=12):
     return types.SimpleNamespace(matched=matched, first=first, steps=steps)
+
+
+def finding(verdict, reason=""):
+    return types.SimpleNamespace(
+        verdict=verdict, reason=reason, rank=None, difference=None, element=None, sample=None, before=()
+    )
 
 
 @pytest.fixture
@@ -40,7 +47,13 @@ def fake_replay(monkeypatch):
         module.calls.append((str(path), step, options))
         return answer_of("tensors")
 
+    def search(sides, reference, candidate, step):
+        module.calls.append((reference.path.name, candidate.path.name, step, sides))
+        return answer_of("finding")
+
     module.replay, module.tensors_at = replay, tensors_at
+    module.finding = finding("transient", "run again, it is the reference's")
+    monkeypatch.setattr(SideOptions, "search", search)
     monkeypatch.setitem(sys.modules, "det_lightning.replay", module)
     return module
 
@@ -184,7 +197,10 @@ def test_bisect_with_replay_names_the_flipped_bit(tmp_path, fake_replay):
     fake_replay.tensors = {"w": run.clean}
     code, out, _ = answer(["bisect", str(run.a), str(run.b), "--replay", "--entry", "m:f"])
     assert code == exit_codes.DIVERGE
-    assert fake_replay.calls == [(str(run.a), 2, {"kind": "weights", "entry": "m:f"})]
+    (search, tensors) = fake_replay.calls
+    assert search[:3] == ("flip_a", "flip_b", 2) and search[3].entry == ("m:f", "m:f")
+    assert tensors == (str(run.a), 2, {"kind": "weights", "entry": "m:f"})
+    assert out.splitlines()[-4] == "replay: transient: run again, it is the reference's"
     assert out.splitlines()[-3:] == [
         "replay: one flipped bit explains it: w[1, 2], bit 21",
         "  reference  0x3f400000  0.75   float32",
@@ -212,8 +228,26 @@ def test_a_replay_that_does_not_reproduce_the_reference_is_not_believed(tmp_path
     assert "the replay did not reproduce it" in err
 
 
-def test_bisect_replays_nothing_where_several_weights_or_none_differ(beside_ledgers, fake_replay):
+def test_bisect_looks_for_no_flip_where_several_weights_or_none_differ(beside_ledgers, fake_replay):
     assert "replay: 2 weights differ" in answer(["bisect", "a", "two", "--replay"])[1]
     assert "replay: no single weight is known to differ" in answer(["bisect", "a", "loss", "--replay"])[1]
     assert "replay" not in answer(["bisect", "a", "a", "--replay"])[1]
-    assert fake_replay.calls == []
+    assert "before their first step" in answer(["bisect", "a", "first", "--replay"])[1]
+    assert [call[:3] for call in fake_replay.calls] == [("a", "two", 5), ("a", "loss", 7)]
+
+
+def test_a_replay_that_shows_nothing_means_cannot_be_judged(beside_ledgers, fake_replay):
+    fake_replay.finding = finding("cannot be judged", "two replays differ from each other")
+    code, out, _ = answer(["bisect", "a", "two", "--replay"])
+    assert code == exit_codes.CANNOT_JUDGE
+    assert out.splitlines()[-1] == "replay: cannot be judged: two replays differ from each other"
+
+
+def test_each_side_has_its_own_entry_interpreter_and_directory(beside_ledgers, fake_replay, tmp_path):
+    answer(
+        ["bisect", "a", "two", "--replay", "--entry", "m:f", "--entry", "m:g", "--python", "p", "--cwd", str(tmp_path)]
+    )
+    sides = fake_replay.calls[0][3]
+    assert sides == SideOptions(("m:f", "m:g"), ("p", "p"), (str(tmp_path), str(tmp_path)), None, None)
+    for wrong in (["--cwd", str(tmp_path / "nowhere")], ["--entry", "a:b", "--entry", "a:c", "--entry", "a:d"]):
+        assert answer(["bisect", "a", "two", "--replay", *wrong])[0] == exit_codes.MISUSE
