@@ -9,13 +9,14 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from det_lightning.bisection.operation_log import BATCH, STATE, Operation, Value
+from det_lightning.bisection.operation_log import BATCH, GRADIENTS, STATE, Operation, Value
 
 OPERATION, ARGUMENT, INPUT, CODE, DATA, STATE_BEFORE, STATE_AFTER = (
     "operation", "argument", "input", "code", "data", "state before", "state after",
 )  # fmt: skip
 _OF_ITS_OWN = (OPERATION, ARGUMENT, CODE, DATA, STATE_BEFORE)
 _LOOK_AHEAD = 40
+CONSTANT = "aten.lift_fresh"  # how torch.tensor(number) shows
 
 
 @dataclass(frozen=True)
@@ -51,10 +52,10 @@ def first_operation(reference: Sequence[Operation], candidate: Sequence[Operatio
     explained: set[str] = set()  # digests on the candidate's side that an earlier difference made
     touched: set[int] = set()  # storages such values were written to
     for one, other in aligned(reference, candidate):
-        if found and found[-1].kind == CODE and found[-1].shown is None and one is not None and other is not None:
-            found[-1] = _with_effect(found[-1], one, other)
+        if one is not None and other is not None and one.identity == other.identity:
+            found = [_with_effect(each, one, other) for each in found]
         difference = _difference(one, other, explained, touched, reference, candidate)
-        if difference is not None:
+        if difference is not None and (difference.kind != CODE or not _goes_on(found, difference)):
             found.append(difference)
         if difference is None or difference.kind != CODE:
             _taint(one, other, explained, touched)
@@ -67,7 +68,14 @@ def first_operation(reference: Sequence[Operation], candidate: Sequence[Operatio
     return next((each for each in found if each.kind in _OF_ITS_OWN and _reaches(each, candidate)), found[0])
 
 
+def _goes_on(found: list[OperationDifference], difference: OperationDifference) -> bool:
+    """Whether other code that was found already goes on here: it is one difference, told by its first operation."""
+    return bool(found) and found[-1].kind == CODE and found[-1].shown is None and difference.shown is None
+
+
 def _with_effect(difference: OperationDifference, one: Operation, other: Operation) -> OperationDifference:
+    if difference.kind != CODE or difference.shown is not None:
+        return difference
     for side in ("inputs", "outputs"):
         for place, (ours, theirs) in enumerate(zip(getattr(one, side), getattr(other, side), strict=False)):
             if _differ(ours, theirs) and (ours.dtype, ours.shape) == (theirs.dtype, theirs.shape):
@@ -194,8 +202,27 @@ def _reaches(difference: OperationDifference, candidate: Sequence[Operation]) ->
     return False
 
 
+def concerned_tensor(difference: OperationDifference, log: Sequence[Operation]) -> str:
+    """Name of the state that the operation, or one soon after it, works on; empty if there is none.
+
+    log: of the candidate, or of the reference where the candidate has no such operation.
+    """
+    one = difference.candidate or difference.reference
+    gradient = ""
+    for operation in (difference.shown or ()) + tuple(log[one.index : one.index + _LOOK_AHEAD]):
+        if operation.name in (STATE, BATCH):
+            continue
+        for value in (*operation.outputs, *operation.inputs):
+            if value.name and not value.name.startswith(GRADIENTS):
+                return value.name
+            gradient = gradient or value.name
+    return gradient
+
+
 def origin_of(value: Value, log: Sequence[Operation], before: int) -> str:
     """Where a tensor with this digest was last seen before operation number `before`, in words."""
+    if log[before].name == CONSTANT:
+        return "a constant of the program"
     for operation in reversed(log[:before]):
         for made in operation.outputs:
             if made.digest == value.digest:

@@ -9,6 +9,7 @@ from det_lightning.bisection.operation_log import Operation
 from det_lightning.bisection.operations import (
     ARGUMENT,
     CODE,
+    CONSTANT,
     DATA,
     INPUT,
     OPERATION,
@@ -33,6 +34,8 @@ _RANDOM = ("bernoulli", "native_dropout", "uniform", "normal", "rand", "multinom
 def meaning(difference: OperationDifference) -> str:
     """What the kind of difference says about where to look."""
     one = difference.reference or difference.candidate
+    if difference.kind == INPUT and one.name == CONSTANT:
+        return "the program computes with another constant: look at hyperparameters and at the code in this place"
     if difference.kind == OPERATION and any(word in one.name for word in _RANDOM):
         return "it draws random numbers, and drew others: look at the seed and at what draws before it"
     return _WHAT[difference.kind]
@@ -49,7 +52,9 @@ def say_finding(finding: Any) -> None:
         f"replay: {one.phase}, operation {difference.index} of rank {finding.rank} is the first that differs; "
         "a second replay of both sides agrees"
     )
-    rows = [["module", *_both(difference, lambda each: visible(each.module) or "(the LightningModule itself)")]]
+    rows = []
+    if one.phase in ("forward", "backward"):
+        rows.append(["module", *_both(difference, lambda each: visible(each.module) or "(the LightningModule itself)")])
     rows.append(["operation", *_both(difference, name_of)])
     if any(each is not None and each.place for each in (difference.reference, difference.candidate)):
         rows.append(["called in", *_both(difference, lambda each: visible(each.place) or "-")])
@@ -57,13 +62,17 @@ def say_finding(finding: Any) -> None:
         rows.append(["argument", *_both(difference, lambda each: visible(each.arguments[difference.argument]))])
     if difference.origin is not None:
         rows.append(["reads", *(visible(each) for each in difference.origin)])
-    say_table([[head, *(cells if len(set(cells)) > 1 else cells[:1])] for head, *cells in rows])
+    if finding.tensor:
+        rows.append(["works on", visible(finding.tensor), visible(finding.tensor)])
+    say_table([[head, one, other if other != one else ""] for head, one, other in rows])
     _say_element(finding)
     say(meaning(difference))
 
 
 def name_of(operation: Operation) -> str:
     """The operation in words."""
+    if operation.name == CONSTANT:
+        return "a constant (aten.lift_fresh)"
     if operation.phase != "backward" or not operation.node:
         return visible(operation.name)
     of = "" if operation.forward is None else f", backward of operation {operation.forward}"
@@ -110,6 +119,7 @@ def finding_json(finding: Any) -> dict[str, Any]:
         "rank": finding.rank,
         "difference": told,
         "element": None if finding.element is None else asdict(finding.element),
+        "tensor": finding.tensor,
         "sample": finding.sample,
     }
 

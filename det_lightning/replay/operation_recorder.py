@@ -23,7 +23,12 @@ from det_lightning.ledger.digest import tensor_digest
 
 _ACCUMULATE = (1 << 64) - 1  # the sequence number of every node that stores a gradient
 _SKIPPED = ("profiler",)
+_UNINITIALISED = frozenset(
+    f"aten::{name}" for name in "empty empty_like new_empty empty_strided new_empty_strided".split()
+)
 _ASYNCHRONOUS = ("c10d.", "_c10d_functional.")
+_DRIVER = "det_lightning.replay.run"  # whoever started the replay is no part of it
+_OPTIMIZERS = ("torch.optim.", "det_lightning.optim.")
 _UNSEEN = ("torch", "lightning", "pytorch_lightning", "lightning_fabric", "torchmetrics", "det_lightning")
 
 
@@ -91,6 +96,9 @@ class OperationRecorder(TorchDispatchMode):
         kwargs = kwargs or {}
         if self._quiet or self._file is None or func.namespace in _SKIPPED:
             return func(*args, **kwargs)
+        if func._schema.name in _UNINITIALISED:
+            # What lies there is no value of the run, but it would be digested: make it the same in every pass.
+            return func(*args, **kwargs).zero_()
         written = [
             value
             for argument, value in zip(func._schema.arguments, args, strict=False)
@@ -203,16 +211,19 @@ class OperationRecorder(TorchDispatchMode):
             self._quiet = before
 
     def _place(self) -> str:
-        """File, line and function of the innermost code that is neither ours nor a library's."""
-        frame = sys._getframe(2)
+        """File, line and function of the innermost code that is neither ours nor a library's; else of the optimizer."""
+        frame, optimizer = sys._getframe(2), ""
         while frame is not None:
-            package = frame.f_globals.get("__name__", "").partition(".")[0]
-            if package not in _UNSEEN and not frame.f_code.co_filename.startswith(_STANDARD_LIBRARY):
-                file = os.path.relpath(frame.f_code.co_filename)
-                file = frame.f_code.co_filename if file.startswith("..") else file
-                return f"{file}:{frame.f_lineno} in {frame.f_code.co_name}"
+            module = frame.f_globals.get("__name__", "")
+            if module.startswith(_DRIVER):
+                break
+            here = f"{frame.f_code.co_filename}:{frame.f_lineno} in {frame.f_code.co_name}"
+            if module.startswith(_OPTIMIZERS):
+                optimizer = optimizer or here
+            elif module.partition(".")[0] not in _UNSEEN and not here.startswith(_STANDARD_LIBRARY):
+                return here.removeprefix(f"{os.getcwd()}{os.sep}")
             frame = frame.f_back
-        return ""
+        return optimizer
 
 
 _STANDARD_LIBRARY = (os.path.dirname(os.__file__), "<frozen")

@@ -14,7 +14,14 @@ import torch
 
 from det_lightning.bisection.element import ElementDifference, element_difference
 from det_lightning.bisection.operation_log import BATCH, Operation, read_log
-from det_lightning.bisection.operations import OperationDifference, first_operation
+from det_lightning.bisection.operations import (
+    DATA,
+    STATE_AFTER,
+    STATE_BEFORE,
+    OperationDifference,
+    concerned_tensor,
+    first_operation,
+)
 from det_lightning.errors import LedgerError
 from det_lightning.replay.run import array_of
 from det_lightning.replay.sides import Outcome, Side, run_side
@@ -35,6 +42,7 @@ class StepFinding:
         rank: of the process in which it happened first, None if nothing was found.
         difference: the operation.
         element: the first differing element of the tensor that `difference` names, None if there is none.
+        tensor: name of the weight, buffer or other state that the operation works on, empty if there is none.
         sample: data set index of the sample it belongs to, where the first dimension runs over known samples.
         before: the operations of that rank before it, for a report.
     """
@@ -44,6 +52,7 @@ class StepFinding:
     rank: int | None = None
     difference: OperationDifference | None = None
     element: ElementDifference | None = None
+    tensor: str = ""
     sample: int | None = None
     before: tuple[Operation, ...] = ()
 
@@ -111,6 +120,7 @@ def search_step(
             rank=rank,
             difference=difference,
             element=element,
+            tensor=_tensor(Path(scratch), rank, difference),
             sample=_sample(log, difference, element),
             before=tuple(log[: difference.index + 1]),
         )
@@ -167,6 +177,13 @@ def _element(scratch: Path, rank: int, difference: OperationDifference) -> Eleme
         return None
     arrays: list[np.ndarray] = [array_of(tensor) for tensor in tensors]
     return element_difference(*arrays, dtype=str(tensors[0].dtype).removeprefix("torch."))
+
+
+def _tensor(scratch: Path, rank: int, difference: OperationDifference) -> str:
+    if difference.kind in (DATA, STATE_BEFORE, STATE_AFTER):
+        return difference.candidate.outputs[difference.place].name
+    side = "candidate" if difference.candidate is not None else "reference"
+    return concerned_tensor(difference, read_log(scratch / f"{side}-first pass" / f"operations-{rank}.jsonl"))
 
 
 def _sample(log: list[Operation], difference: OperationDifference, element: ElementDifference | None) -> int | None:

@@ -23,7 +23,7 @@ def result(matched=True, first=None, steps=12):
 
 def finding(verdict, reason=""):
     return types.SimpleNamespace(
-        verdict=verdict, reason=reason, rank=None, difference=None, element=None, sample=None, before=()
+        verdict=verdict, reason=reason, rank=None, difference=None, element=None, tensor="", sample=None, before=()
     )
 
 
