@@ -15,7 +15,7 @@ from typing import Annotated, Literal
 import typer
 
 from det_lightning.cli import exit_codes
-from det_lightning.cli.ledgers import ledger_directory
+from det_lightning.cli.ledgers import ledger_directory, writable_file
 
 app = typer.Typer(
     name="det-lightning",
@@ -111,6 +111,12 @@ def bisect(
         int | None, typer.Option(min=1, metavar="W", help="World size of the replays; by default that of B.")
     ] = None,
     accumulate: Accumulate = None,
+    html: Annotated[
+        str | None, typer.Option(metavar="FILE", help="Write a report for a browser.", callback=writable_file)
+    ] = None,
+    png: Annotated[
+        str | None, typer.Option(metavar="FILE", help="Write its pictures as one image.", callback=writable_file)
+    ] = None,
     json: Json = False,
 ) -> int:
     """Find where run B first differs from run A."""
@@ -118,7 +124,9 @@ def bisect(
     from det_lightning.cli.side_options import SideOptions
 
     sides = SideOptions.of(entry=entry, python=python, cwd=cwd, world=world, accumulate=accumulate)
-    return bisect_command.bisect(a, b, recipe_may_differ=recipe_may_differ, as_json=json, replay=replay, sides=sides)
+    return bisect_command.bisect(
+        a, b, recipe_may_differ=recipe_may_differ, as_json=json, replay=replay, sides=sides, html=html, png=png
+    )
 
 
 @app.command()

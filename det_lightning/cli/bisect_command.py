@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import asdict
+from pathlib import Path
 
 from det_lightning.bisection.ledgers import Comparison, compare_ledgers
 from det_lightning.bisection.search import DIVERGE, MATCH
@@ -10,7 +12,7 @@ from det_lightning.cli import exit_codes
 from det_lightning.cli.difference_text import difference_json, say_difference
 from det_lightning.cli.flip_report import FlipReport, report_flip, say_flip
 from det_lightning.cli.ledgers import headers_json, ledger_json, open_ledger, say_header_differences, say_pair
-from det_lightning.cli.printing import progress_bar, say, say_json
+from det_lightning.cli.printing import progress_bar, say, say_json, visible
 from det_lightning.cli.side_options import SideOptions
 from det_lightning.cli.step_report import finding_json, say_finding
 from det_lightning.ledger.reader import LedgerReader
@@ -26,6 +28,8 @@ def bisect(
     as_json: bool,
     replay: bool,
     sides: SideOptions,
+    html: str | None = None,
+    png: str | None = None,
 ) -> int:
     """Print what differs first, and return the exit code."""
     with open_ledger(reference_path) as reference, open_ledger(candidate_path) as candidate:
@@ -49,7 +53,25 @@ def bisect(
             say("replay: the runs differ before their first step, so there is no operation to look for")
         if as_json:
             say_json(_json(reference, candidate, found, code, inside, flip))
+        _write_reports(reference, candidate, found, inside, html, png)
     return code
+
+
+def _write_reports(reference, candidate, found: Comparison, inside, html: str | None, png: str | None) -> None:
+    if html is None and png is None:
+        return
+    from det_lightning.cli.report_data import gather
+    from det_lightning.cli.report_html import html_report
+
+    report = gather(reference, candidate, found, inside)
+    if html is not None:
+        Path(html).write_text(html_report(report), encoding="utf-8", errors="backslashreplace")
+    if png is not None:
+        from det_lightning.cli.report_png import write_png
+
+        write_png(report, Path(png))
+    written = " and ".join(visible(path) for path in (html, png) if path is not None)
+    print(f"report: {written}", file=sys.stderr)
 
 
 def _say(reference: LedgerReader, candidate: LedgerReader, found: Comparison, recipe_may_differ: bool) -> None:

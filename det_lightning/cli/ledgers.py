@@ -30,6 +30,13 @@ def ledger_directory(path: str) -> str:
     return path
 
 
+def writable_file(path: str | None) -> str | None:
+    """`path`, if a file can be written there. Raises typer.BadParameter, which is misuse, if not."""
+    if path is not None and (Path(path).is_dir() or not Path(path).absolute().parent.is_dir()):
+        raise typer.BadParameter(f"{visible(path)} is not a file in a directory that exists")
+    return path
+
+
 def open_ledger(path: str) -> LedgerReader:
     """The reader; a torn end is told on stderr."""
     reader = LedgerReader(path)

@@ -52,6 +52,16 @@ def say_finding(finding: Any) -> None:
         f"replay: {one.phase}, operation {difference.index} of rank {finding.rank} is the first that differs; "
         "a second replay of both sides agrees"
     )
+    rows = finding_rows(finding)
+    say_table([[head, one, other if other != one else ""] for head, one, other in rows])
+    _say_element(finding)
+    say(meaning(difference))
+
+
+def finding_rows(finding: Any) -> list[list[str]]:
+    """[what, on the reference's side, on the candidate's side] of an operation that was found."""
+    difference = finding.difference
+    one = difference.reference or difference.candidate
     rows = []
     if one.phase in ("forward", "backward"):
         rows.append(["module", *_both(difference, lambda each: visible(each.module) or "(the LightningModule itself)")])
@@ -64,9 +74,7 @@ def say_finding(finding: Any) -> None:
         rows.append(["reads", *(visible(each) for each in difference.origin)])
     if finding.tensor:
         rows.append(["works on", visible(finding.tensor), visible(finding.tensor)])
-    say_table([[head, one, other if other != one else ""] for head, one, other in rows])
-    _say_element(finding)
-    say(meaning(difference))
+    return rows
 
 
 def name_of(operation: Operation) -> str:
