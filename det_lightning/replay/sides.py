@@ -1,11 +1,13 @@
 """Runs one side of a comparison: in this process, or with another interpreter or in another directory.
 
-Another interpreter gets its order as a file and answers in one: `python -m det_lightning.replay.sides ORDER`.
+Another process gets its orders and gives its answers as lines of JSON: `python -m det_lightning.replay.sides`.
 """
 
 import json
+import os
 import subprocess
 import sys
+import traceback
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -59,38 +61,91 @@ class Outcome:
     roots: dict[str, str]
 
 
-def run_side(side: Side, recording: Recording, *, world: int | None, accumulate: int | None) -> Outcome:
-    """Replays `side` up to the recorded step, with the operations of that step written to the recording's folder.
+class SideRunner:
+    """Runs replays of sides; another interpreter or directory gets one process, which serves every replay of its side.
 
-    Raises:
-        DetError: what the replay raised, with its traceback if it ran in another process.
+    Use as a context manager: it ends the processes it started.
     """
-    order = {
-        "protocol": PROTOCOL,
-        "ledger": str(side.ledger.resolve()),
-        "entry": side.entry,
-        "step": recording.step,
-        "folder": str(recording.folder.resolve()),
-        "capture": {str(rank): list(indices) for rank, indices in recording.capture.items()},
-        "world": world,
-        "accumulate": accumulate,
-    }
-    recording.folder.mkdir(parents=True, exist_ok=True)
-    if side.python is None and side.cwd is None:
-        return Outcome(**carry_out(order))
-    orders, answers = recording.folder / "order.json", recording.folder / "answer.json"
-    orders.write_text(json.dumps(order), encoding="utf-8")
-    command = [side.python or sys.executable, "-m", "det_lightning.replay.sides", str(orders.resolve())]
-    try:
-        done = subprocess.run(command, cwd=side.cwd, capture_output=True, text=True, errors="replace", check=False)
-    except OSError as error:
-        raise DetError(f"{command[0]} cannot be started in {side.cwd or '.'}: {error.strerror}") from None
-    if done.returncode != 0 or not answers.is_file():
-        raise DetError(
-            f"the replay of {side.ledger} with {command[0]} in {side.cwd or '.'} ended with exit code {done.returncode} "
-            f"(det-lightning must be importable there): {done.stderr.strip()[-_TAIL:]}"
-        )
-    return Outcome(**json.loads(answers.read_text(encoding="utf-8")))
+
+    def __init__(self, scratch: Path):
+        self._scratch = scratch
+        self._workers: dict[tuple[str, Path | None], subprocess.Popen] = {}
+
+    def __enter__(self) -> "SideRunner":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for worker in self._workers.values():
+            worker.stdin.close()
+            try:
+                worker.wait(timeout=10)
+            except subprocess.TimeoutExpired:
+                worker.kill()
+                worker.wait()
+
+    def run(self, side: Side, recording: Recording, *, world: int | None, accumulate: int | None) -> Outcome:
+        """Replays `side` up to the recorded step, with the operations of that step written to the recording's folder.
+
+        Raises:
+            DetError: what the replay raised, with its traceback if it ran in another process.
+        """
+        order = {
+            "protocol": PROTOCOL,
+            "ledger": str(side.ledger.resolve()),
+            "entry": side.entry,
+            "step": recording.step,
+            "folder": str(recording.folder.resolve()),
+            "capture": {str(rank): list(indices) for rank, indices in recording.capture.items()},
+            "world": world,
+            "accumulate": accumulate,
+        }
+        recording.folder.mkdir(parents=True, exist_ok=True)
+        if side.python is None and side.cwd is None:
+            return Outcome(**carry_out(order))
+        answer = self._ask(side, order)
+        if "error" in answer:
+            raise DetError(f"the replay of {side.ledger} {_where(side)} failed:\n{answer['error'].strip()[-_TAIL:]}")
+        return Outcome(**answer)
+
+    def start(self, side: Side) -> None:
+        """Starts the process of a side that needs one, which then gets ready while something else runs."""
+        key = side.python or sys.executable, side.cwd
+        if (side.python is None and side.cwd is None) or key in self._workers:
+            return
+        try:
+            with open(self._errors(len(self._workers)), "wb") as errors:
+                self._workers[key] = subprocess.Popen(
+                    [key[0], "-m", "det_lightning.replay.sides"],
+                    cwd=side.cwd,
+                    stdin=subprocess.PIPE,
+                    stdout=subprocess.PIPE,
+                    stderr=errors,
+                    text=True,
+                )
+        except OSError as error:
+            raise DetError(f"{key[0]} cannot be started {_where(side)}: {error.strerror}") from None
+
+    def _ask(self, side: Side, order: dict[str, Any]) -> dict[str, Any]:
+        self.start(side)
+        key = side.python or sys.executable, side.cwd
+        worker = self._workers[key]
+        try:
+            worker.stdin.write(json.dumps(order) + "\n")
+            worker.stdin.flush()
+            return json.loads(worker.stdout.readline())
+        except (OSError, ValueError):
+            said = self._errors([*self._workers].index(key)).read_text(encoding="utf-8", errors="replace")
+            raise DetError(
+                f"the process for the replay of {side.ledger} {_where(side)} ended without an answer; det-lightning must be "
+                f"importable there. It said: {said.strip()[-_TAIL:]}"
+            ) from None
+
+    def _errors(self, place: int) -> Path:
+        return self._scratch / f"errors-{place}.txt"
+
+
+def _where(side: Side) -> str:
+    return f"with {side.python or sys.executable} in {side.cwd or '.'}"
 
 
 def carry_out(order: dict[str, Any]) -> dict[str, Any]:
@@ -142,16 +197,19 @@ def _agrees(reference: LedgerReader, again: LedgerReader, step: int) -> bool:
     return reference.record(step).trace == again.record(step).trace
 
 
-def main(arguments: list[str]) -> int:
-    order = json.loads(Path(arguments[0]).read_text(encoding="utf-8"))
-    answers = Path(order["folder"], "answer.json")
-    standard_output, sys.stdout = sys.stdout, sys.stderr
-    try:
-        answers.write_text(json.dumps(carry_out(order)), encoding="utf-8")
-    finally:
-        sys.stdout = standard_output
+def main() -> int:
+    """Answers one order a line from standard input, until it ends; what the run prints goes to standard error."""
+    answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
+    os.dup2(2, 1)
+    for line in sys.stdin:
+        try:
+            answer = carry_out(json.loads(line))
+        except BaseException:
+            answer = {"error": traceback.format_exc()}
+        answers.write(json.dumps(answer) + "\n")
+        answers.flush()
     return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(main())

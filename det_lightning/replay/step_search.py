@@ -24,7 +24,7 @@ from det_lightning.bisection.operations import (
 )
 from det_lightning.errors import LedgerError
 from det_lightning.replay.run import array_of
-from det_lightning.replay.sides import Outcome, Side, run_side
+from det_lightning.replay.sides import Outcome, Side, SideRunner
 from det_lightning.replay.step_recorder import Recording
 
 FOUND, NOT_REPRODUCED, TRANSIENT, OUTSIDE = "found", "cannot be judged", "transient", "outside the operations"
@@ -72,14 +72,19 @@ def search_step(
         DetError and whatever the code of a side raises.
     """
     tell = progress or (lambda _: None)
-    with tempfile.TemporaryDirectory(prefix="det-lightning-bisect-") as scratch:
+    with (
+        tempfile.TemporaryDirectory(prefix="det-lightning-bisect-") as scratch,
+        SideRunner(Path(scratch)) as runner,
+    ):
 
         def run(name: str, side: Side, capture: dict[int, tuple[int, ...]]) -> tuple[Outcome, Path]:
             tell(f"replaying the {name.replace('-', ', ')}")
             folder = Path(scratch, name)
-            outcome = run_side(side, Recording(step, folder, capture), world=world, accumulate=accumulate)
+            outcome = runner.run(side, Recording(step, folder, capture), world=world, accumulate=accumulate)
             return outcome, folder
 
+        runner.start(reference)
+        runner.start(candidate)
         ours, our_folder = run("reference-first pass", reference, {})
         refusal = _not_reproduced("reference", ours, step)
         if refusal is not None:

@@ -161,11 +161,12 @@ def test_recording_the_operations_of_a_step_changes_no_bit(references, tmp_path)
 
 
 def record_operations(ledger, folder):
-    from det_lightning.replay.sides import Side, run_side
+    from det_lightning.replay.sides import Side, SideRunner
     from det_lightning.replay.step_recorder import Recording
 
     recording = Recording(PLANTED_STEP, folder, {0: (5, 20, 40)})
-    outcome = run_side(Side(ledger), recording, world=None, accumulate=None)
+    with SideRunner(folder) as runner:
+        outcome = runner.run(Side(ledger), recording, world=None, accumulate=None)
     assert recording.log(0).stat().st_size > 0 and recording.tensors(0).is_file()
     return outcome
 
