@@ -133,12 +133,13 @@ def bisect(
 def diff(
     a: Annotated[str, _ledger("A", "Ledger of the reference run.")],
     b: Annotated[str, _ledger("B", "Ledger of the candidate run.")],
+    all_steps: Annotated[bool, typer.Option("--all", help="Read every step of long runs, not a thousand.")] = False,
     json: Json = False,
 ) -> int:
     """Count how many steps and tensors of two runs differ."""
     from det_lightning.cli import diff_command
 
-    return diff_command.diff(a, b, as_json=json)
+    return diff_command.diff(a, b, all_steps=all_steps, as_json=json)
 
 
 @app.command()

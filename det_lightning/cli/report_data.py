@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from det_lightning.bisection.ledgers import Comparison
+from det_lightning.bisection.search import thinned
 from det_lightning.errors import LedgerError
 from det_lightning.ledger.reader import LedgerReader
 from det_lightning.ledger.record import KINDS, LEAF_BYTES, bits_float
@@ -67,16 +68,6 @@ def gather(reference: LedgerReader, candidate: LedgerReader, comparison: Compari
         (loss_curve(reference, marked), loss_curve(candidate, marked)),
         tensor_map(reference, candidate, comparison, marked),
     )
-
-
-def thinned(first: int, last: int, most: int, marked: Sequence[int] = ()) -> list[int]:
-    """At most `most` numbers of first .. last, evenly spread, both ends and the marked ones among them."""
-    count = last - first + 1
-    if count <= most:
-        return list(range(first, last + 1))
-    kept = {step for step in marked if first <= step <= last}
-    kept |= {first + (count - 1) * i // (most - 1 - len(kept)) for i in range(most - len(kept))}
-    return sorted(kept)
 
 
 def loss_curve(reader: LedgerReader, marked: Sequence[int] = ()) -> LossCurve:

@@ -5,8 +5,9 @@ from html.parser import HTMLParser
 
 import pytest
 
+from det_lightning.bisection.search import thinned
 from det_lightning.cli import exit_codes
-from det_lightning.cli.report_data import DIVERGE, MATCH, thinned
+from det_lightning.cli.report_data import DIVERGE, MATCH
 from det_lightning.cli.report_svg import ticks
 from det_lightning.ledger.record import float_bits
 from tests.cli.golden_cases import answer
