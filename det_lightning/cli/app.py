@@ -15,7 +15,7 @@ from typing import Annotated, Literal
 import typer
 
 from det_lightning.cli import exit_codes
-from det_lightning.cli.ledgers import ledger_directory, writable_file
+from det_lightning.cli.ledgers import is_ledger, ledger_directory, run_path, writable_file
 
 app = typer.Typer(
     name="det-lightning",
@@ -32,6 +32,10 @@ _UsageError = typer.BadParameter.__bases__[0]
 
 def _ledger(metavar: str, what: str):
     return typer.Argument(metavar=metavar, help=what, callback=ledger_directory, show_default=False)
+
+
+def _run(metavar: str, what: str):
+    return typer.Argument(metavar=metavar, help=what, callback=run_path, show_default=False)
 
 
 Run = Annotated[str, _ledger("RUN", "Directory of the run's ledger.")]
@@ -88,8 +92,8 @@ def demo(
 
 @app.command()
 def bisect(
-    a: Annotated[str, _ledger("A", "Ledger of the reference run.")],
-    b: Annotated[str, _ledger("B", "Ledger of the candidate run.")],
+    a: Annotated[str, _run("A", "Ledger, checkpoint or directory of checkpoints of the reference run.")],
+    b: Annotated[str, _run("B", "The same of the candidate run.")],
     recipe_may_differ: Annotated[
         bool, typer.Option("--recipe-may-differ", help="Compare runs that were not meant to be equal.")
     ] = False,
@@ -124,6 +128,12 @@ def bisect(
     from det_lightning.cli.side_options import SideOptions
 
     sides = SideOptions.of(entry=entry, python=python, cwd=cwd, world=world, accumulate=accumulate)
+    if not (is_ledger(a) and is_ledger(b)):
+        from det_lightning.cli import checkpoint_command
+
+        if html is not None or png is not None:
+            raise typer.BadParameter("--html and --png need a ledger on both sides")
+        return checkpoint_command.bisect_states(a, b, as_json=json, replay=replay, sides=sides)
     return bisect_command.bisect(
         a, b, recipe_may_differ=recipe_may_differ, as_json=json, replay=replay, sides=sides, html=html, png=png
     )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,13 +15,17 @@ from det_lightning.ledger.reader import LedgerReader
 
 @dataclass(frozen=True)
 class SideOptions:
-    """entry, python, cwd: one value for each side, None for the recorded or the present one."""
+    """entry, python, cwd: one value for each side, None for the recorded or the present one.
+
+    checkpoint: what each side's replay starts from, None for the nearest that its ledger noted.
+    """
 
     entry: tuple[str | None, str | None]
     python: tuple[str | None, str | None]
     cwd: tuple[str | None, str | None]
     world: int | None
     accumulate: int | None
+    checkpoint: tuple[Path | None, Path | None] = (None, None)
 
     @classmethod
     def of(
@@ -40,15 +44,18 @@ class SideOptions:
                 raise typer.BadParameter(f"--cwd {folder} is not a directory")
         return cls(**sides, world=world, accumulate=accumulate)
 
+    def starting_from(self, checkpoint: tuple[Path | None, Path | None]) -> SideOptions:
+        return replace(self, checkpoint=checkpoint)
+
     def search(self, reference: LedgerReader, candidate: LedgerReader, step: int) -> Any:
         """Replays the step on both sides; answers a StepFinding. Needs the runs' own code, torch and lightning."""
         from det_lightning.replay.sides import Side
         from det_lightning.replay.step_search import search_step
 
         sides = [
-            Side(reader.path, entry, python, None if cwd is None else Path(cwd))
-            for reader, entry, python, cwd in zip(
-                (reference, candidate), self.entry, self.python, self.cwd, strict=True
+            Side(reader.path, entry, python, None if cwd is None else Path(cwd), checkpoint)
+            for reader, entry, python, cwd, checkpoint in zip(
+                (reference, candidate), self.entry, self.python, self.cwd, self.checkpoint, strict=True
             )
         ]
         recorded = candidate.environment

@@ -5,6 +5,7 @@ from pathlib import Path
 from blake3 import blake3
 
 from det_lightning.errors import InputError, LedgerError
+from det_lightning.ledger.record import KINDS
 from det_lightning.ledger.store import Checkpoint, LedgerReader
 from det_lightning.replay.run import ReplayPlan
 from det_lightning.replay.step_recorder import Recording
@@ -22,9 +23,12 @@ def plan_replay(
     accumulate: int | None = None,
     entry: str | None = None,
     recording: Recording | None = None,
+    checkpoint: Path | None = None,
 ) -> ReplayPlan:
     """The plan to run the steps after `start` up to `stop`, by default all of them, at the recorded split if none is
     given.
+
+    checkpoint: to start from, instead of the nearest that was recorded.
 
     Raises:
         InputError: the range or the split is not one that can be replayed.
@@ -41,17 +45,22 @@ def plan_replay(
         world, accumulate = recorded[0], accumulate or recorded[1]
     accumulate = accumulate or -(-recorded[0] * recorded[1] // world)
     _refuse_other_arithmetic(reference, (world, accumulate) == recorded)
-    checkpoint = nearest_checkpoint(reference, start)
+    if checkpoint is None and (nearest := nearest_checkpoint(reference, start)) is not None:
+        checkpoint = Path(nearest.path)
     if checkpoint is None and first > 0:
         raise LedgerError(f"{reference.path} begins at step {first}, and no checkpoint of it is left to start from")
+    recorded_kinds = reference.record(first).agree["roots"]
     return ReplayPlan(
         reference=reference.path,
+        recipe=reference.recipe,
+        entry=reference.entry,
+        kinds=tuple(kind for kind in KINDS if kind in recorded_kinds),
         out=out,
         stop=stop,
-        checkpoint=None if checkpoint is None else checkpoint.path,
+        checkpoint=None if checkpoint is None else str(checkpoint),
         world_size=world,
         accumulate=accumulate,
-        entry=entry,
+        override=entry,
         recording=recording,
     )
 

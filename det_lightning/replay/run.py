@@ -13,7 +13,6 @@ from lightning.pytorch import Callback, Trainer
 from lightning.pytorch.strategies import DDPStrategy
 
 from det_lightning.callbacks.weight_ledger import WeightLedger
-from det_lightning.ledger.record import KINDS
 from det_lightning.ledger.store import LedgerReader
 from det_lightning.replay.entry import build, trainer_arguments
 from det_lightning.replay.step_recorder import Recording, StepRecorder
@@ -26,35 +25,44 @@ class ReplayPlan:
     """What to run again.
 
     Attributes:
-        reference: directory of the recorded ledger.
+        reference: directory of the recorded ledger, which the replay is compared with and which ends it at the first
+            difference; None: there is nothing to compare with.
+        recipe, entry: as in a ledger's header.
+        kinds: of tensors that are recorded.
         out: directory of the replay's own ledger.
         stop: the last step to run.
         checkpoint: file to start from, or None: from the beginning.
+        override: "package.module:function" instead of the recorded entry.
         recording: the step whose operations are to be recorded, if any.
     """
 
-    reference: Path
+    reference: Path | None
+    recipe: dict[str, Any]
+    entry: dict[str, Any]
+    kinds: tuple[str, ...]
     out: Path
     stop: int
     checkpoint: str | None
     world_size: int
     accumulate: int
-    entry: str | None
+    override: str | None
     recording: Recording | None = None
 
 
 class _StopAtDivergence(Callback):
     """Ends the replay after the first record whose trace differs; placed behind the ledger that it reads."""
 
-    def __init__(self, reference: Path, ledger: WeightLedger, progress: Any):
-        self.reference, self.ledger, self.progress = LedgerReader(reference), ledger, progress
+    def __init__(self, reference: Path | None, ledger: WeightLedger, progress: Any):
+        self.reference = None if reference is None else LedgerReader(reference)
+        self.ledger, self.progress = ledger, progress
         self.step = -1
 
     def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx) -> None:
         if trainer.global_step == self.step:
             return
         self.step = trainer.global_step
-        differs = trainer.is_global_zero and self.reference.record(self.step).trace != self.ledger.state_dict()["trace"]
+        compared = trainer.is_global_zero and self.reference is not None
+        differs = compared and self.reference.record(self.step).trace != self.ledger.state_dict()["trace"]
         if self.progress is not None:
             self.progress(self.step)
         trainer.should_stop = trainer.strategy.reduce_boolean_decision(bool(differs), all=False)
@@ -65,15 +73,12 @@ def run_rank(
 ) -> dict[str, np.ndarray]:
     """Replays on one rank; returns its weights in their last state, by name."""
     quiet_lightning()
-    with LedgerReader(plan.reference) as reader:
-        entry, recipe = reader.entry, reader.recipe
-        recorded = reader.record(reader.first_step).agree["roots"]
-    run = build(entry, plan.entry)
+    run = build(plan.entry, plan.override)
     ledger = WeightLedger(
         plan.out,
-        entry=plan.entry or entry["function"],
-        entry_arguments=entry.get("arguments"),
-        kinds=tuple(kind for kind in KINDS if kind in recorded),
+        entry=plan.override or plan.entry["function"],
+        entry_arguments=None if plan.override else plan.entry.get("arguments"),
+        kinds=plan.kinds,
     )
     callbacks = [*run.callbacks, ledger, _StopAtDivergence(plan.reference, ledger, progress)]
     if plan.recording is not None:
@@ -86,8 +91,8 @@ def run_rank(
         max_epochs=-1,
         callbacks=callbacks,
         limit_val_batches=0,
-        **_strategy(plan, recipe, rank, port),
-        **trainer_arguments(entry),
+        **_strategy(plan, rank, port),
+        **trainer_arguments(plan.entry),
         **QUIET_TRAINER,
     )
     try:
@@ -98,8 +103,9 @@ def run_rank(
     return {name: array_of(parameter) for name, parameter in run.module.named_parameters()}
 
 
-def _strategy(plan: ReplayPlan, recipe: dict[str, Any], rank: int, port: int) -> dict[str, Any]:
+def _strategy(plan: ReplayPlan, rank: int, port: int) -> dict[str, Any]:
     """The Trainer's arguments that make the arithmetic of the recorded run."""
+    recipe = plan.recipe
     if recipe["arithmetic"] == "det":
         data = recipe["data"]
         return {

@@ -33,12 +33,14 @@ class Side:
         entry: "package.module:function" instead of the recorded one.
         python: interpreter to run it with, or None for this one.
         cwd: directory to run it in, such as a git worktree, or None for this one.
+        checkpoint: file to start its replays from, or None for the nearest that the ledger noted.
     """
 
     ledger: Path
     entry: str | None = None
     python: str | None = None
     cwd: Path | None = None
+    checkpoint: Path | None = None
 
 
 @dataclass(frozen=True)
@@ -93,6 +95,7 @@ class SideRunner:
             "protocol": PROTOCOL,
             "ledger": str(side.ledger.resolve()),
             "entry": side.entry,
+            "checkpoint": None if side.checkpoint is None else str(side.checkpoint.resolve()),
             "step": recording.step,
             "folder": str(recording.folder.resolve()),
             "capture": {str(rank): list(indices) for rank, indices in recording.capture.items()},
@@ -169,6 +172,7 @@ def carry_out(order: dict[str, Any]) -> dict[str, Any]:
             accumulate=order["accumulate"],
             entry=order["entry"],
             recording=recording,
+            checkpoint=None if order["checkpoint"] is None else Path(order["checkpoint"]),
         )
         run_plan(plan)
         with LedgerReader(plan.out) as again:

@@ -8,6 +8,7 @@ import torch.nn.functional as F
 from det_lightning.callbacks.fault_injector import FaultInjector
 from det_lightning.callbacks.weight_ledger import WeightLedger
 from lightning.pytorch import Callback, LightningModule, Trainer, seed_everything
+from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.strategies import DDPStrategy
 from torch.utils.data import DataLoader, Dataset
 
@@ -121,9 +122,10 @@ def record(
     *,
     strategy: str = "det",
     fault: tuple[int, str, int, int] | None = None,
-    rank=0,
-    world=1,
-    port=None,
+    rank: int = 0,
+    world: int = 1,
+    port: int | None = None,
+    saved: Path | None = None,
     **options,
 ) -> None:
     """Trains STEPS steps and records them."""
@@ -143,8 +145,9 @@ def record(
             *callbacks,
             *([FaultInjector(*fault)] if fault else []),
             WeightLedger(ledger, entry=ENTRY, entry_arguments=options),
+            *([ModelCheckpoint(saved, every_n_train_steps=2, save_top_k=-1, filename="{step}")] if saved else []),
         ],
-        **QUIET_TRAINER,
+        **(QUIET_TRAINER | {"enable_checkpointing": saved is not None}),
     )
     try:
         trainer.fit(module, loader)
@@ -155,6 +158,21 @@ def record(
 
 def build_with_another_rate():
     return build(plant="rate")
+
+
+def build_plain():
+    seed_everything(7, verbose=False)
+    return build()
+
+
+def build_code():
+    seed_everything(7, verbose=False)
+    return build(plant="code")
+
+
+def record_with_checkpoints(folder: Path, **options) -> None:
+    """A ledger in `folder`/ledger and a checkpoint of every second step in `folder`/saved."""
+    record(folder / "ledger", saved=folder / "saved", **options)
 
 
 def record_on_ranks(ledger: Path, *, world: int = 1, **options) -> None:
