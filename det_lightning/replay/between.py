@@ -41,7 +41,7 @@ def ledger_between(
         out = scratch / f"ledger-{number}"
         plan = ReplayPlan(
             reference=None,
-            kinds=KINDS,
+            recording_of=dict.fromkeys(KINDS, 1),
             out=out,
             stop=stop,
             checkpoint=None if begin is None else str(begin),

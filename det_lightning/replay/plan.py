@@ -54,7 +54,7 @@ def plan_replay(
         reference=reference.path,
         recipe=reference.recipe,
         entry=reference.entry,
-        kinds=tuple(kind for kind in KINDS if kind in recorded_kinds),
+        recording_of=reference.environment.get("recording") or {kind: 1 for kind in KINDS if kind in recorded_kinds},
         out=out,
         stop=stop,
         checkpoint=None if checkpoint is None else str(checkpoint),

@@ -28,7 +28,7 @@ class ReplayPlan:
         reference: directory of the recorded ledger, which the replay is compared with and which ends it at the first
             difference; None: there is nothing to compare with.
         recipe, entry: as in a ledger's header.
-        kinds: of tensors that are recorded.
+        recording_of: what is recorded, as in the header's environment: kind -> every how many steps.
         out: directory of the replay's own ledger.
         stop: the last step to run.
         checkpoint: file to start from, or None: from the beginning.
@@ -39,7 +39,7 @@ class ReplayPlan:
     reference: Path | None
     recipe: dict[str, Any]
     entry: dict[str, Any]
-    kinds: tuple[str, ...]
+    recording_of: dict[str, int]
     out: Path
     stop: int
     checkpoint: str | None
@@ -78,7 +78,8 @@ def run_rank(
         plan.out,
         entry=plan.override or plan.entry["function"],
         entry_arguments=None if plan.override else plan.entry.get("arguments"),
-        kinds=plan.kinds,
+        kinds={kind: every for kind, every in plan.recording_of.items() if kind != "leaves"},
+        leaves_every_n_steps=plan.recording_of.get("leaves", 1),
     )
     callbacks = [*run.callbacks, ledger, _StopAtDivergence(plan.reference, ledger, progress)]
     if plan.recording is not None:
