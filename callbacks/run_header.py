@@ -11,7 +11,7 @@ import torch
 from blake3 import blake3
 
 from det_lightning.kernels.dispatch import cpu_kernels
-from det_lightning.ledger.record import canonical_json, float_bits
+from det_lightning.ledger.record import canonical_json, float_bits, with_float_bits
 
 CONTRACT_VERSION = 1
 _PACKAGES = ("det-lightning", "torch", "lightning", "pytorch-lightning", "numpy", "numba", "scikit-learn")
@@ -81,7 +81,7 @@ def entry_of(trainer: Any, function: str | None, arguments: dict[str, Any] | Non
     clip, algorithm = trainer.gradient_clip_val, trainer.gradient_clip_algorithm
     return {
         "function": function,
-        "arguments": arguments or {},
+        "arguments": with_float_bits(arguments or {}),
         "seed": _seed(),
         "seed_workers": os.environ.get("PL_SEED_WORKERS") == "1",
         "trainer": {

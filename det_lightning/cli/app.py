@@ -15,7 +15,7 @@ from typing import Annotated, Literal
 import typer
 
 from det_lightning.cli import exit_codes
-from det_lightning.cli.ledgers import is_ledger, ledger_directory, run_path, writable_file
+from det_lightning.cli.ledgers import existing_file, is_ledger, ledger_directory, run_path, writable_file
 
 app = typer.Typer(
     name="det-lightning",
@@ -201,6 +201,46 @@ def replay(
     return verify_command.replay_steps(
         run, start=start, stop=stop, world=world, accumulate=accumulate, entry=entry, out=out
     )
+
+
+golden = typer.Typer(help="Keep the bits of a short run in a file, and check them in CI.", no_args_is_help=True)
+app.add_typer(golden, name="golden")
+
+
+@golden.command("record")
+def golden_record(
+    file: Annotated[str, typer.Argument(metavar="FILE", help="The golden file.", callback=writable_file)],
+    entry: Annotated[
+        str | None,
+        typer.Option(
+            metavar="MODULE:FUNCTION", help="How to build the run; by default as the file says that is there."
+        ),
+    ] = None,
+    steps: Annotated[
+        int | None, typer.Option(min=1, max=1000, metavar="N", help="Steps to keep, 5 by default.")
+    ] = None,
+    arguments: Annotated[str | None, typer.Option(metavar="JSON", help="Keyword arguments of the function.")] = None,
+    global_batch: Annotated[int | None, typer.Option(min=1, metavar="B", help="Samples of one step.")] = None,
+    seed: Annotated[int | None, typer.Option(min=0, metavar="S", help="Seed of the run, 0 by default.")] = None,
+    strategy: Annotated[Literal["det", "auto"] | None, typer.Option(help="det, or auto for stock Lightning.")] = None,
+) -> int:
+    """Train a few steps and write their digests to FILE."""
+    from det_lightning.cli import golden_command
+
+    return golden_command.record(
+        file, entry=entry, steps=steps, arguments=arguments, global_batch=global_batch, seed=seed, strategy=strategy
+    )
+
+
+@golden.command("check")
+def golden_check(
+    file: Annotated[str, typer.Argument(metavar="FILE", help="The golden file.", callback=existing_file)],
+    json: Json = False,
+) -> int:
+    """Train the steps of FILE again and compare."""
+    from det_lightning.cli import golden_command
+
+    return golden_command.check(file, as_json=json)
 
 
 def run(arguments: Sequence[str]) -> int:

@@ -59,6 +59,13 @@ def writable_file(path: str | None) -> str | None:
     return path
 
 
+def existing_file(path: str) -> str:
+    """`path`, if it is a file. Raises typer.BadParameter, which is misuse, if not."""
+    if not Path(path).is_file():
+        raise typer.BadParameter(f"{visible(path)} is not a file")
+    return path
+
+
 def open_ledger(path: str) -> LedgerReader:
     """The reader; a torn end is told on stderr."""
     reader = LedgerReader(path)

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from html import escape
 from typing import Any
 
-from det_lightning.bisection.explanation import explanation
 from det_lightning.bisection.operation_log import Operation
 from det_lightning.cli.ledgers import steps_text
 from det_lightning.cli.printing import field_text, plain_value, value_text, visible
@@ -14,6 +13,7 @@ from det_lightning.cli.report_data import Report
 from det_lightning.cli.report_svg import loss_picture, map_picture
 from det_lightning.cli.step_report import finding_rows, meaning, name_of, tensor_of
 from det_lightning.ledger.compare import HEADER_PARTS, Difference
+from det_lightning.ledger.explanation import explanation
 
 _OPERATIONS_SHOWN = 60
 _TENSORS_SHOWN = 40

@@ -9,7 +9,7 @@ from typing import Any
 from lightning.pytorch import seed_everything
 
 from det_lightning.errors import InputError
-from det_lightning.ledger.record import bits_float
+from det_lightning.ledger.record import bits_float, with_floats
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,7 @@ def build(entry: dict[str, Any], override: str | None = None) -> Built:
         ) from error
     if entry.get("seed") is not None:
         seed_everything(entry["seed"], workers=bool(entry.get("seed_workers")), verbose=False)
-    result = function(**({} if override else entry.get("arguments", {})))
+    result = function(**({} if override else with_floats(entry.get("arguments", {}))))
     if not isinstance(result, tuple) or len(result) not in (2, 3) or not hasattr(result[0], "training_step"):
         raise InputError(
             f"the entry {name!r} returned {type(result).__name__}; it returns (LightningModule, DataLoader or "

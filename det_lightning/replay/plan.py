@@ -2,11 +2,10 @@
 
 from pathlib import Path
 
-from blake3 import blake3
-
 from det_lightning.errors import InputError, LedgerError
+from det_lightning.ledger.kept_checkpoints import nearest_checkpoint
 from det_lightning.ledger.record import KINDS
-from det_lightning.ledger.store import Checkpoint, LedgerReader
+from det_lightning.ledger.store import LedgerReader
 from det_lightning.replay.run import ReplayPlan
 from det_lightning.replay.step_recorder import Recording
 
@@ -63,19 +62,6 @@ def plan_replay(
         override=entry,
         recording=recording,
     )
-
-
-def nearest_checkpoint(reference: LedgerReader, step: int) -> Checkpoint | None:
-    """The last recorded checkpoint at or before `step` whose file is still what was recorded."""
-    found = sorted((each for each in reference.checkpoints() if each.step <= step), key=lambda each: each.step)
-    return next((each for each in reversed(found) if _is_whole(each)), None)
-
-
-def _is_whole(checkpoint: Checkpoint) -> bool:
-    path = Path(checkpoint.path)
-    if not path.is_file():
-        return False
-    return not checkpoint.digest or blake3().update_mmap(path).hexdigest() == checkpoint.digest
 
 
 def _refuse_other_arithmetic(reference: LedgerReader, recorded_split: bool) -> None:

@@ -13,6 +13,7 @@ from lightning.pytorch import Callback, Trainer
 from lightning.pytorch.strategies import DDPStrategy
 
 from det_lightning.callbacks.weight_ledger import WeightLedger
+from det_lightning.ledger.record import with_floats
 from det_lightning.ledger.store import LedgerReader
 from det_lightning.replay.entry import build, trainer_arguments
 from det_lightning.replay.step_recorder import Recording, StepRecorder
@@ -77,7 +78,7 @@ def run_rank(
     ledger = WeightLedger(
         plan.out,
         entry=plan.override or plan.entry["function"],
-        entry_arguments=None if plan.override else plan.entry.get("arguments"),
+        entry_arguments=None if plan.override else with_floats(plan.entry.get("arguments")),
         kinds={kind: every for kind, every in plan.recording_of.items() if kind != "leaves"},
         leaves_every_n_steps=plan.recording_of.get("leaves", 1),
     )
@@ -108,7 +109,7 @@ def _strategy(plan: ReplayPlan, rank: int, port: int) -> dict[str, Any]:
     """The Trainer's arguments that make the arithmetic of the recorded run."""
     recipe = plan.recipe
     if recipe["arithmetic"] == "det":
-        data = recipe["data"]
+        data, steps = recipe["data"], recipe["data"].get("steps_per_epoch")
         return {
             "strategy": DetStrategy(
                 cluster_environment=given_ranks(rank, plan.world_size, port),
@@ -116,7 +117,7 @@ def _strategy(plan: ReplayPlan, rank: int, port: int) -> dict[str, Any]:
                 seed=data["seed"],
             ),
             "accumulate_grad_batches": plan.accumulate,
-            "limit_train_batches": data["steps_per_epoch"] * plan.accumulate,
+            "limit_train_batches": None if steps is None else steps * plan.accumulate,
         }
     stock = {"accumulate_grad_batches": plan.accumulate, "precision": recipe["precision"]}
     if plan.world_size == 1 and "SingleDevice" in recipe["arithmetic"]:

@@ -6,6 +6,7 @@ import types
 
 import numpy
 import pytest
+from blake3 import blake3
 
 from det_lightning.bisection.flipped_bit import array_digest
 from det_lightning.cli import exit_codes
@@ -14,7 +15,7 @@ from det_lightning.errors import InputError
 from det_lightning.ledger.compare import difference_at
 from det_lightning.ledger.store import LedgerReader, LedgerWriter
 from tests.cli.golden_cases import answer
-from tests.ledger.example_runs import agree_and_leaves
+from tests.ledger.example_runs import agree_and_leaves, append_steps
 
 
 def result(matched=True, first=None, steps=12):
@@ -67,14 +68,25 @@ def test_verify_replays_the_whole_run_after_checking_the_chain(beside_ledgers, f
     assert fake_replay.calls == [("a", options | {"out": None, "progress": None})]
 
 
-def test_verify_of_some_steps_replays_single_steps_spread_over_the_run(beside_ledgers, fake_replay):
-    fake_replay.result = result(steps=1)
+def test_verify_of_some_steps_runs_no_step_twice(beside_ledgers, fake_replay):
+    fake_replay.result = result(steps=9)
     code, out, _ = answer(["verify", "a", "--steps", "3"])
-    assert [(call[1]["start"], call[1]["stop"]) for call in fake_replay.calls] == [(3, 4), (7, 8), (11, 12)]
-    assert (code, out.splitlines()[1]) == (0, "match: steps 4, 8, 12 agree, replayed with world size 1 (3 steps run)")
-    fake_replay.calls.clear()
-    answer(["verify", "a", "--steps", "99"])
-    assert len(fake_replay.calls) == 12
+    assert [(call[1]["start"], call[1]["stop"]) for call in fake_replay.calls] == [(3, 12)]
+    assert (code, out.splitlines()[1]) == (0, "match: steps 4, 8, 12 agree, replayed with world size 1 (9 steps run)")
+
+
+def test_samples_of_steps_start_from_the_checkpoint_before_each(tmp_path, fake_replay):
+    writer = LedgerWriter.create(tmp_path / "run", recipe={}, environment={}, entry={})
+    for step in range(31):
+        append_steps(writer, [step])
+        if step in (10, 20, 25):
+            path = tmp_path / f"{step}.ckpt"
+            path.write_bytes(b"state")
+            # a file that is no longer what was recorded is not started from
+            writer.checkpoint(step, str(path), "00" * 32 if step == 25 else blake3(b"state").hexdigest())
+    writer.close()
+    answer(["verify", str(tmp_path / "run"), "--steps", "6"])
+    assert [(call[1]["start"], call[1]["stop"]) for call in fake_replay.calls] == [(4, 10), (14, 20), (24, 30)]
 
 
 def test_verify_does_not_replay_a_damaged_ledger(beside_ledgers, fake_replay):
