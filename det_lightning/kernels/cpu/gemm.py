@@ -15,7 +15,7 @@ from . import gemm_float64, gemm_int8, reduction
 from .machine_code import Kernel
 from .scan import Scan, fill_integers, scan_operands
 from .threads import run_blocks
-from .views import DTYPES, empty_words, float32_words, from_words
+from .views import DTYPES, empty_words, float32_rows, float32_words, from_words
 from .workspace import Cutter, padded, workspace
 
 _gemm_block = Kernel("gemm", "gemm_block")
@@ -120,17 +120,18 @@ def gemm(
 ) -> torch.Tensor:
     """The rounded products [M, N] of `ops.gemm.det_gemm`, on checked arguments."""
     scratch_bytes = SCRATCH_BYTES if scratch_bytes is None else scratch_bytes
-    x, w = float32_words(x), float32_words(w)
+    x, w = float32_rows(x), float32_rows(w)
     bias = None if bias is None else float32_words(bias)
     (rows, terms), columns = x.shape, w.shape[0]
     if terms > CHUNK_TERMS:
         return _gemm_of_chunks(x, w, bias, form, engine, scratch_bytes)
     out = empty_words((rows, columns), form)
+    x_stride, w_stride = x.stride(0), w.stride(0)
     x_at, w_at, out_at, bias_at = x.data_ptr(), w.data_ptr(), out.data_ptr(), 0 if bias is None else bias.data_ptr()
 
     def launch(i: int, height: int, j: int, width: int) -> bool:
         return _run(
-            _gemm_block, height, width, terms, x_at + 4 * i * terms, terms, w_at + 4 * j * terms, terms,
+            _gemm_block, height, width, terms, x_at + 4 * i * x_stride, x_stride, w_at + 4 * j * w_stride, w_stride,
             engine, scratch_bytes, bias_at and bias_at + 4 * j, out_at + 4 * (i * columns + j), columns,
             form.significand_bits, form.exponent_bits,
         )  # fmt: skip
@@ -161,15 +162,16 @@ def add_gemm_digits(
 ) -> None:
     """digits [M, N, NB] += the products, on checked arguments; `digits` is contiguous."""
     scratch_bytes = SCRATCH_BYTES if scratch_bytes is None else scratch_bytes
-    x, w = float32_words(x), float32_words(w)
+    x, w = float32_rows(x), float32_rows(w)
     (rows, terms), columns = x.shape, w.shape[0]
+    x_stride, w_stride = x.stride(0), w.stride(0)
     x_at, w_at, digits_at = x.data_ptr(), w.data_ptr(), digits.data_ptr()
     for k in range(0, terms, CHUNK_TERMS):
 
         def launch(i: int, height: int, j: int, width: int, k: int = k) -> bool:
             return _run(
                 _gemm_digits_block, height, width, min(CHUNK_TERMS, terms - k),
-                x_at + 4 * (i * terms + k), terms, w_at + 4 * (j * terms + k), terms, engine, scratch_bytes,
+                x_at + 4 * (i * x_stride + k), x_stride, w_at + 4 * (j * w_stride + k), w_stride, engine, scratch_bytes,
                 digits_at + 8 * NB * (i * columns + j), columns,
             )  # fmt: skip
 
