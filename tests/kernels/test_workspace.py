@@ -13,9 +13,8 @@ def empty(monkeypatch):
 
 
 def test_memory_is_used_again_and_never_by_two_at_once():
-    with workspace(1000) as first:
-        with workspace(1000) as second:
-            assert first.data_ptr() != second.data_ptr()
+    with workspace(1000) as first, workspace(1000) as second:
+        assert first.data_ptr() != second.data_ptr()
     with workspace(500) as third:
         assert third.data_ptr() in (first.data_ptr(), second.data_ptr())
     assert len(module._kept) == 1
