@@ -120,3 +120,14 @@ bytes_1 = _vector_intrinsic(types.int8)
 
 float32s_1 = _vector_intrinsic(types.float32)
 """float32s_1(address, count): float32 [count]."""
+
+
+@intrinsic
+def square_root(typing_context, value):
+    """The float64 nearest to the root of `value`."""
+
+    def generate(context, builder, signature, arguments):
+        root = builder.module.declare_intrinsic("llvm.sqrt", [ir.DoubleType()])
+        return builder.call(root, arguments)
+
+    return types.float64(types.float64), generate
