@@ -6,6 +6,7 @@ Functions of one variable, their gradients, sums, scatter and windowed digits, e
 
 import json
 import sys
+from functools import partial
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -16,7 +17,13 @@ import torch  # noqa: E402
 from benchmarks.surroundings import output_of, surroundings  # noqa: E402
 from det_lightning.arithmetic.elementary import DERIVATIVES, FUNCTIONS  # noqa: E402
 from det_lightning.arithmetic.formats import BFLOAT16, FLOAT32  # noqa: E402
-from det_lightning.kernels import cuda_compile, cuda_elementary, cuda_reduction  # noqa: E402
+from det_lightning.kernels import (  # noqa: E402
+    cuda_compile,
+    cuda_elementary,
+    cuda_reduction,
+    cuda_scatter,
+    cuda_windowed_digits,
+)
 
 DEVICE = torch.device("cuda:0")
 COUNT = 1 << 28
@@ -50,15 +57,13 @@ def function_cases(x: torch.Tensor):
     run = cuda_elementary.elementwise
     for name in (name for name in FUNCTIONS if name in DERIVATIVES):
         domain = positive if name in ("log", "log1p", "rsqrt", "sqrt") else x
-        yield name, lambda name=name, domain=domain: run(name, domain), 2 * x.nbytes, AIMS.get(name, 0.25)
+        yield name, partial(run, name, domain), 2 * x.nbytes, AIMS.get(name, 0.25)
         if name in AIMS:
             narrow = domain.bfloat16()
-            call = lambda name=name, narrow=narrow: run(name, narrow, BFLOAT16)  # noqa: E731
-            yield f"{name} of bfloat16", call, 2 * half.nbytes, None
+            yield f"{name} of bfloat16", partial(run, name, narrow, BFLOAT16), 2 * half.nbytes, None
     for name in ("tanh", "sigmoid", "silu", "softplus"):
         slope = DERIVATIVES[name]
-        call = lambda slope=slope: cuda_elementary.gradient(slope, g, x, FLOAT32)  # noqa: E731
-        yield f"gradient of {name}", call, 3 * x.nbytes, None
+        yield f"gradient of {name}", partial(cuda_elementary.gradient, slope, g, x, FLOAT32), 3 * x.nbytes, None
 
 
 def sum_cases(x: torch.Tensor):
@@ -71,8 +76,30 @@ def sum_cases(x: torch.Tensor):
     yield "sum over rows of 2^13", lambda: cuda_reduction.sum_states(matrix.unsqueeze(0)), x.nbytes, None
     yield "sum of squares", lambda: squares(x), x.nbytes, None
     yield "sum of squares of bfloat16", lambda: squares(half), half.nbytes, None
-    products = lambda: rows("products", x[: COUNT // 2].view(1, -1), x[COUNT // 2 :].view(1, -1))  # noqa: E731
-    yield "inner product", products, x.nbytes, None
+    halves = x.view(2, 1, -1)
+    yield "inner product", partial(rows, "products", halves[0], halves[1]), x.nbytes, None
+
+
+def exact_state_cases(x: torch.Tensor):
+    """Sums by index, and windowed digits of four words: read once, written once."""
+    rows, width, vocabulary = 1 << 16, 1 << 10, 50304
+    source = x[: rows * width].view(rows, width)
+    index = torch.randint(0, vocabulary, (rows,), device=DEVICE)
+    size = source.nbytes + vocabulary * width * 4
+    call = partial(cuda_scatter.index_sum, None, index, source, vocabulary, FLOAT32)
+    yield "embedding gradient, 2^16 of 50304 rows", call, size, None
+    common = torch.where(torch.arange(rows, device=DEVICE) % 2 == 0, 7, index)
+    call = partial(cuda_scatter.index_sum, None, common, source, vocabulary, FLOAT32)
+    yield "the same, half of them one row", call, size, None
+    words = torch.randint(-(1 << 25), 1 << 25, (2, 4, COUNT >> 3), device=DEVICE, dtype=torch.int32)
+    base, out = torch.tensor([-150], device=DEVICE), torch.empty(COUNT >> 3, device=DEVICE)
+    for parts in (1, 2):
+        for denominator in (1, 3):
+            parted = [*words[:parts]]
+            call = partial(cuda_windowed_digits.round_sum, parted, base, FLOAT32, denominator, out)
+            name = f"rounding {parts} windows of 2^25 by {denominator}"
+            yield name, call, parts * words[0].nbytes + out.nbytes, None
+    yield "carries of a window", lambda: cuda_windowed_digits.carry(words[0]), 2 * words[0].nbytes, None
 
 
 def main() -> int:
@@ -83,12 +110,12 @@ def main() -> int:
     x = torch.randn(COUNT, device=DEVICE)
     result["copy_bytes_per_second"] = bandwidth = copy_bandwidth(x)
     result["rows"] = []
-    for cases in (function_cases, sum_cases):
+    for cases in (function_cases, sum_cases, exact_state_cases):
         for name, call, size, aim in cases(x):
             took = median_ms(call)
             share = size / (took * 1e-3) / bandwidth
             result["rows"].append({"work": name, "ms": took, "share_of_copy": share, "aim": aim})
-            print(f"{name:28} {took:8.3f} ms {100 * share:5.1f} %", flush=True)
+            print(f"{name:38} {took:8.3f} ms {100 * share:5.1f} %", flush=True)
     Path(sys.argv[1]).write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
     return 0
 

@@ -33,7 +33,7 @@ enum FunctionName {
 constexpr int NO_GRADIENT = 3;
 constexpr int RESULT = GRADIENT == NO_GRADIENT ? OUT : FLOAT32;  // the format of the function's own value
 constexpr uint32 SIGN_BIT = 0x80000000, INFINITY_BITS = 0x7f800000, ONE_BITS = 0x3f800000;
-constexpr int DOUBT = FUNCTION == SILU_DERIVATIVE ? 2048 : 32;
+constexpr uint32 DOUBT = FUNCTION == SILU_DERIVATIVE ? 1 << 15 : 32;
 constexpr bool POSITIVE_ONLY = FUNCTION == LOG || FUNCTION == RSQRT || FUNCTION == RSQRT_DERIVATIVE || FUNCTION == SQRT
     || FUNCTION == SQRT_DERIVATIVE;
 constexpr bool EDGE_AT_MINUS_ONE = FUNCTION == LOG1P || FUNCTION == LOG1P_DERIVATIVE;
@@ -78,16 +78,26 @@ __device__ __forceinline__ uint32 round_double(double z) {
     return static_cast<uint32>(bits) | (signbit(z) ? format.sign_bit() : 0);
 }
 
-// Whether the rounding of z stays the same when z moves by DOUBT units of its last place.
-__device__ __forceinline__ bool is_decided(double z) {
+// z rounded to RESULT; returns whether that is the rounding of every number within DOUBT last places of z.
+//
+// A narrow format's ties are float32 numbers. So the float32 nearest to z, if it is no tie, is rounded as the number is.
+__device__ __forceinline__ bool round_approximate(double z, uint32& result) {
+    uint32 bits = __float_as_uint(__double2float_rn(z));
     if constexpr (RESULT == FLOAT32) {
-        constexpr uint32 NORMAL = (1023 - 125) << 20, OUT_OF_SIGHT = (1023 - 160) << 20;
-        int beyond = static_cast<int>(__double2loint(z) & ((1 << 29) - 1)) - (1 << 28);
+        constexpr uint32 NORMAL = (1023 - 125) << 20, OUT_OF_SIGHT = (1023 - 160) << 20, HALF = 1 << 28;
+        uint32 below = static_cast<uint32>(__double2loint(z)) & (2 * HALF - 1);
         uint32 high = static_cast<uint32>(__double2hiint(z)) & 0x7fffffff;
-        return abs(beyond) > DOUBT && high - OUT_OF_SIGHT >= NORMAL - OUT_OF_SIGHT;
+        result = bits;
+        return (below - (HALF - DOUBT) > 2 * DOUBT) & (high - OUT_OF_SIGHT >= NORMAL - OUT_OF_SIGHT);
+    } else if constexpr (RESULT == BFLOAT16) {
+        result = (bits + 0x8000) >> 16;
+        return (bits & 0xffff) != 0x8000;
     } else {
-        int64 beyond = Cut(z, format_of(RESULT)).beyond_half();
-        return (beyond < 0 ? -beyond : beyond) > DOUBT;
+        constexpr uint32 NORMAL = (127 - 14) << 23, OUT_OF_SIGHT = (127 - 26) << 23;
+        unsigned short half;
+        asm("cvt.rn.f16.f32 %0, %1;" : "=h"(half) : "f"(__uint_as_float(bits)));
+        result = half;
+        return ((bits & 0x1fff) != 0x1000) & ((bits & ~SIGN_BIT) - OUT_OF_SIGHT >= NORMAL - OUT_OF_SIGHT);
     }
 }
 
@@ -95,7 +105,7 @@ __device__ __forceinline__ bool is_decided(double z) {
 __device__ __forceinline__ bool is_ordinary(uint32 bits) {
     uint32 magnitude = POSITIVE_ONLY ? bits : bits & ~SIGN_BIT;
     bool ordinary = magnitude - 1 < INFINITY_BITS - 1;
-    return EDGE_AT_MINUS_ONE ? ordinary && __uint_as_float(bits) > -1.0f : ordinary;
+    return EDGE_AT_MINUS_ONE ? ordinary & (__uint_as_float(bits) > -1.0f) : ordinary;
 }
 
 // The function of any pattern, by the table or by pairs.
@@ -121,8 +131,7 @@ __device__ __forceinline__ bool quick(uint32 bits, uint32& result) {
     } else {
         bool sound;
         double z = short_form<FUNCTION>(x, sound);
-        result = round_double<RESULT>(z);
-        return is_ordinary(bits) && sound && is_decided(z);
+        return round_approximate(z, result) & sound & is_ordinary(bits);
     }
 }
 
@@ -165,6 +174,7 @@ extern "C" __global__ void __launch_bounds__(256) elementary(
     constexpr bool HAS_GRADIENT = GRADIENT != NO_GRADIENT;
     constexpr int OF_G = HAS_GRADIENT ? GRADIENT : FLOAT32;
     Specials specials{zeros, infinities, edge_and_nan};
+    bool trusted = only_pairs == 0;
     int64 stride = static_cast<int64>(gridDim.x) * blockDim.x;
     int64 thread = static_cast<int64>(blockIdx.x) * blockDim.x + threadIdx.x;
     int64 fours = ((reinterpret_cast<uint64>(x) | reinterpret_cast<uint64>(out) | (HAS_GRADIENT ? reinterpret_cast<uint64>(g) : 0)) & 15)
@@ -186,8 +196,8 @@ extern "C" __global__ void __launch_bounds__(256) elementary(
         uint32 result[4];
         bool decided[4];
 #pragma unroll
-        for (int v = 0; v < 4; v++) decided[v] = quick(four[v], result[v]) && !only_pairs;
-        if (!(decided[0] && decided[1] && decided[2] && decided[3])) {
+        for (int v = 0; v < 4; v++) decided[v] = quick(four[v], result[v]) & trusted;
+        if (!(decided[0] & decided[1] & decided[2] & decided[3])) {
 #pragma unroll
             for (int v = 0; v < 4; v++)
                 if (!decided[v]) result[v] = alone(four[v], specials);
@@ -200,7 +210,7 @@ extern "C" __global__ void __launch_bounds__(256) elementary(
     }
     for (int64 i = 4 * fours + thread; i < count; i += stride) {
         uint32 bits = float32_bits(load_bits(x, i, IN), IN), result;
-        if (!quick(bits, result) || only_pairs) result = alone(bits, specials);
+        if (!quick(bits, result) || !trusted) result = alone(bits, specials);
         if constexpr (HAS_GRADIENT) result = rounded_product(float32_bits(load_bits(g, i, OF_G), OF_G), result);
         store_bits(out, i, OUT, result);
     }

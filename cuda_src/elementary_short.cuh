@@ -126,7 +126,7 @@ __device__ __forceinline__ double short_form(float x, bool& sound) {
     if constexpr (WHICH == SILU_DERIVATIVE) {
         double t = exp_of(-clamped(x)), y = inverse(1.0 + t);
         double factor = 1.0 + x * (t * y);  // passes zero near -1.278
-        sound = fabs(factor) > 0.015625;
+        sound = fabs(factor) > 0x1p-10;
         return y * factor;
     }
     if constexpr (WHICH == SOFTPLUS) {

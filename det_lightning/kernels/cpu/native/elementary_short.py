@@ -158,11 +158,11 @@ def silu(x):
 
 @device_function
 def silu_derivative(x):
-    """sigmoid(x) (1 + x e^-x sigmoid(x)), or 0 where more than six bits cancel."""
+    """sigmoid(x) (1 + x e^-x sigmoid(x)), or 0 where more than ten bits cancel."""
     t = exp_of(-clamp(x))
     y = 1.0 / (1.0 + t)
     factor = 1.0 + x * (t * y)
-    return y * factor if abs(factor) > 0.015625 else 0.0
+    return y * factor if abs(factor) > 2.0**-10 else 0.0
 
 
 @device_function
