@@ -4,61 +4,11 @@
 //
 // Launch: THREADS threads; grid (outer * ceil(inner / THREADS), chunks). The chunks of one sum meet in the digits through
 // integer atomics, so neither their number nor their order can be seen. digits_normalise then carries.
-//
-// Sixteen terms at a time are added in float64, exactly: those within 2^24 of the largest, which share 53 bits. That sum,
-// and each term that is smaller, goes into the thread's digits.
 
-#include "long_accumulator.cuh"
+#include "exact_sum.cuh"
 
 constexpr int THREADS = 256;
-constexpr int TERMS = 16;
 using Column = DigitColumn<THREADS>;
-
-// Out of line: few terms come here, and it is inlined sixteen times otherwise.
-__device__ __noinline__ void add_alone(Column digits, uint32 bits) {
-    add_term(digits, decode(bits, format_of(FLOAT32)));
-}
-
-// digits += sum of the floats. Each digit moves by less than 2^37.
-__device__ __forceinline__ void add_terms(Column digits, const uint32 (&bits)[TERMS]) {
-    constexpr uint32 INFINITY_BITS = 0x7f800000;
-    // The last place of a float within 2^24 of the largest lies 47 bits or less below the largest's exponent, and the sum
-    // of sixteen reaches 5 bits above it.
-    constexpr uint32 WINDOW = 24u << 23;
-    uint32 top = 0;
-#pragma unroll
-    for (int v = 0; v < TERMS; v++) top = max(top, bits[v] & INFINITY_BITS);
-    bool special = top == INFINITY_BITS;
-    uint32 least = special ? INFINITY_BITS + 1 : top > WINDOW ? top - WINDOW : 0;
-    double sum = 0.0;
-    uint32 outside = 0;
-#pragma unroll
-    for (int v = 0; v < TERMS; v++) {
-        bool inside = (bits[v] & INFINITY_BITS) >= least;
-        sum += static_cast<double>(__uint_as_float(inside ? bits[v] : 0));
-        outside |= static_cast<uint32>(!inside && bits[v] << 1 != 0) << v;
-    }
-    if (sum != 0.0) {
-        uint64 pattern = static_cast<uint64>(__double_as_longlong(sum));  // a normal number
-        uint64 significand = (pattern & ((1ull << 52) - 1)) | 1ull << 52;
-        add_integer(digits, significand, static_cast<int>(pattern >> 52 & 0x7ff) - 1075, sum < 0.0);
-    }
-    if (outside) {
-#pragma unroll
-        for (int v = 0; v < TERMS; v++)
-            if (outside >> v & 1) add_alone(digits, bits[v]);
-    }
-}
-
-__device__ __noinline__ void add_one_product(Column digits, uint32 x, uint32 w) {
-    add_product(digits, decode(x, format_of(FLOAT32)), decode(w, format_of(FLOAT32)));
-}
-
-// digits += sum of x w. Each digit moves by less than 2^37.
-__device__ __forceinline__ void add_products(Column digits, const uint32 (&x)[TERMS], const uint32 (&w)[TERMS]) {
-#pragma unroll
-    for (int v = 0; v < TERMS; v++) add_one_product(digits, x[v], w[v]);
-}
 
 // The float32 patterns of 16 terms of a contiguous row: of one thread, or of a warp that shares 512 where they all exist.
 // Which terms meet in a thread does not matter, so the threads of a warp then take neighbouring 16 bytes.
@@ -98,21 +48,35 @@ struct Operand {
     __device__ const char* element(int64 index) const { return data + index * (format == FLOAT32 ? 4 : 2); }
 };
 
-// Adds 16 terms: of x alone, or of x and w.
-template <int KIND, class Load>
-__device__ __forceinline__ void add(Column digits, Operand x, Operand w, Load load) {
-    uint32 of_x[TERMS];
-    load(x, of_x);
-    if constexpr (KIND == SUM) {
-        add_terms(digits, of_x);
-    } else if constexpr (KIND == SQUARES) {
-        add_products(digits, of_x, of_x);
-    } else {
-        uint32 of_w[TERMS];
-        load(w, of_w);
-        add_products(digits, of_x, of_w);
+// What a thread adds up: terms, or products. `finish` brings the rest into the digits.
+template <int KIND>
+struct Adder {
+    Column digits;
+    PendingTerms terms;
+    PendingProducts products;
+
+    template <class Load>
+    __device__ __forceinline__ void add(Operand x, Operand w, Load load) {
+        uint32 of_x[TERMS];
+        load(x, of_x);
+        if constexpr (KIND == SUM) {
+            if (x.format == BFLOAT16) terms.add_bfloat16(digits, of_x);
+            else if (x.format == FLOAT16) terms.add_float16(digits, of_x);
+            else add_terms(digits, of_x);
+        } else if constexpr (KIND == SQUARES) {
+            products.add(digits, of_x, of_x);
+        } else {
+            uint32 of_w[TERMS];
+            load(w, of_w);
+            products.add(digits, of_x, of_w);
+        }
     }
-}
+
+    __device__ __forceinline__ void finish() {
+        if constexpr (KIND == SUM) terms.flush(digits);
+        else products.flush(digits);
+    }
+};
 
 // Requires: length < 2^31; digits canonical (zero, say) at entry.
 template <int KIND>
@@ -120,15 +84,17 @@ __device__ __forceinline__ void add_sum(Operand x, Operand w, int64* digits, int
     __shared__ int64 memory[NB * THREADS];
     Column own{memory + threadIdx.x};
     for (int place = 0; place < NB; place++) own[place] = 0;
+    Adder<KIND> adder{own};
     if (inner == 1) {  // one sum over contiguous terms, by all threads of the blocks that share it
         int64 row = blockIdx.x * length;
         uint64 addresses = reinterpret_cast<uint64>(x.element(row)) | reinterpret_cast<uint64>(w.element(row));
         bool aligned = (addresses & 15) == 0;
         int64 groups = (length + TERMS - 1) / TERMS, stride = static_cast<int64>(gridDim.y) * THREADS;
         for (int64 group = static_cast<int64>(blockIdx.y) * THREADS + threadIdx.x; group < groups; group += stride)
-            add<KIND>(own, x, w, [&](Operand from, uint32 (&bits)[TERMS]) {
+            adder.add(x, w, [&](Operand from, uint32 (&bits)[TERMS]) {
                 load_terms(from.element(row), from.format, group, length, aligned, bits);
             });
+        adder.finish();
         __syncthreads();
         // A warp a place.
         for (int place = threadIdx.x / 32; place < NB; place += THREADS / 32) {
@@ -148,12 +114,13 @@ __device__ __forceinline__ void add_sum(Operand x, Operand w, int64* digits, int
     if (lane >= lanes || column >= inner) return;
     int64 stride = static_cast<int64>(gridDim.y) * lanes * TERMS;
     for (int64 first = (static_cast<int64>(blockIdx.y) * lanes + lane) * TERMS; first < length; first += stride)
-        add<KIND>(own, x, w, [&](Operand from, uint32 (&bits)[TERMS]) {
+        adder.add(x, w, [&](Operand from, uint32 (&bits)[TERMS]) {
             const char* at = from.element(outer * length * inner + column);
 #pragma unroll
             for (int v = 0; v < TERMS; v++)
                 bits[v] = first + v < length ? float32_bits(load_bits(at, (first + v) * inner, from.format), from.format) : 0;
         });
+    adder.finish();
     for (int place = 0; place < NB; place++)
         if (own[place]) add_digit_atomically(digits + (outer * inner + column) * NB + place, own[place]);
 }

@@ -10,6 +10,7 @@ import pytest
 from numba import types
 from numba.extending import intrinsic
 
+from det_lightning.arithmetic.elementary import FUNCTIONS
 from det_lightning.kernels.cpu.native import compiler, digits
 
 KERNELS = {
@@ -26,10 +27,11 @@ KERNELS = {
     "windowed_rounding": ["round_block", "carry_block"],
     "digest": ["lanes_block", "float64_lanes_block"],
     "residues": ["residues_block", "reduce_block"],
-    "elementary": ["exp_block", "log_block"],
+    "elementary": [f"{name}_block" for name in FUNCTIONS],
+    "elementary_product": ["product_block"],
 }
 INTEGER_FAMILIES = ["digits", "bands", "gemm", "reduction", "digest"]
-FLOAT_FAMILIES = ("residues", "rebuild", "double_double", "elementary")
+FLOAT_FAMILIES = ("residues", "rebuild", "double_double", "elementary", "elementary_pairs", "elementary_short")
 """Here floats are meant: integers below 2^53, and the elementary functions."""
 
 

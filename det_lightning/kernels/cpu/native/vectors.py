@@ -174,3 +174,14 @@ def prefer_widest_vectors(typing_context):
         return context.get_dummy_value()
 
     return types.none(), generate
+
+
+@intrinsic
+def square_root(typing_context, value):
+    """The float64 nearest to the root of `value`."""
+
+    def generate(context, builder, signature, arguments):
+        root = builder.module.declare_intrinsic("llvm.sqrt", [ir.DoubleType()])
+        return builder.call(root, arguments)
+
+    return types.float64(types.float64), generate
