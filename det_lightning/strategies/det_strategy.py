@@ -5,6 +5,7 @@ digits in the reducer -> after the last micro-batch one exact all-reduce and one
 -> exact clipping and our optimizer sequence (det_precision.py).
 """
 
+import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -23,6 +24,7 @@ from det_lightning.errors import InputError, UncoveredError
 from det_lightning.layers.convert import convert, refuse_hooks, restore
 from det_lightning.layers.function_mode import FunctionMode
 from det_lightning.layers.loss_terms import MOST_MEANS, LossTerms
+from det_lightning.optim.gradient_norm import gradient_norm
 from det_lightning.optim.stepping import check_optimizer
 from det_lightning.strategies import resume
 from det_lightning.strategies.data import TrainingData, check_fetching, evaluation_loader
@@ -63,6 +65,7 @@ class DetStrategyMixin:
         *,
         global_batch: int | None = None,
         seed: int | None = None,
+        stock_optimizers: bool = False,
     ):
         """Trains to the same bits at any world size, micro-batch size and accumulation.
 
@@ -71,6 +74,7 @@ class DetStrategyMixin:
                 the DataLoader's batch_size x accumulate_grad_batches; when given, the DataLoader's batch_size is
                 not looked at, and any world size will do, divisor or not.
             seed: key of the sample order; by default that of `seed_everything`, else 0.
+            stock_optimizers: step an optimizer that has no sequence of ours as it is, and say which claim is lost.
             start_method: how Lightning starts the processes; the other arguments are Lightning's too.
         """
         if global_batch is not None and global_batch < 1:
@@ -85,6 +89,8 @@ class DetStrategyMixin:
             timeout=timeout,
             start_method=start_method,
         )
+        self._stock_optimizers = stock_optimizers
+        self.lost_claims: list[str] = []
         self.record_samples = False
         self.saved_checkpoints: list[tuple[int, str]] = []
         self.step_facts: StepFacts | None = None
@@ -118,8 +124,10 @@ class DetStrategyMixin:
 
     def setup_optimizers(self, trainer) -> None:
         super().setup_optimizers(trainer)
-        for optimizer in self.optimizers:
-            check_optimizer(optimizer)
+        lost = [check_optimizer(optimizer, as_it_is=self._stock_optimizers) for optimizer in self.optimizers]
+        self.lost_claims = [claim for claim in lost if claim is not None]
+        for claim in self.lost_claims if self.is_global_zero else ():
+            warnings.warn(claim, stacklevel=2)
 
     def on_train_start(self) -> None:
         super().on_train_start()
@@ -237,6 +245,11 @@ class DetStrategyMixin:
         mode = FunctionMode(self.lightning_module, sink=None, terms=LossTerms(), strict=False)
         with surroundings(self.lightning_module, mode, weightless=here is not None and here.empty):
             yield
+
+    def gradient_norm(self) -> Tensor:
+        """The norm of all gradients as they are now: one exact sum of squares and a root, rounded once, float32; the
+        same bits at every split and on every machine. For logging in on_before_optimizer_step."""
+        return gradient_norm(p.grad for p in self.lightning_module.parameters() if p.grad is not None)
 
     def reduce(self, tensor: Any, group: Any = None, reduce_op: Any = "mean") -> Any:
         return reduce_metric(tensor, group, reduce_op) if isinstance(tensor, Tensor) else tensor
