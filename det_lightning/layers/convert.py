@@ -26,6 +26,9 @@ COVERED = {
     nn.HuberLoss,
     nn.BCELoss,
     nn.BCEWithLogitsLoss,
+    nn.NLLLoss,
+    nn.KLDivLoss,
+    nn.LogSoftmax,
 }
 
 

@@ -1,4 +1,4 @@
-"""Clipping: by the Euclidean norm of all gradients, the square root of one exact sum of squares rounded once, or by value."""
+"""Clipping by value, or by the Euclidean norm of all gradients: the root of one exact sum of squares, rounded once."""
 
 import math
 from collections.abc import Iterable

@@ -31,6 +31,12 @@ class TrainingData:
         return self._loader.current
 
     @property
+    def samples(self) -> int:
+        """Samples of the batch that was loaded last; 1 for the one that stands in for an empty slice."""
+        first, last = self.current.positions
+        return max(last - first, 1)
+
+    @property
     def current_digest(self) -> int | None:
         return self._loader.current_digest
 

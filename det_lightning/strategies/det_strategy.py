@@ -18,12 +18,12 @@ from torch import Tensor
 from torch.autograd.graph import disable_saved_tensors_hooks
 
 from det_lightning.distributed.metric_reduce import reduce_metric
-from det_lightning.distributed.reducer import GradientReducer
+from det_lightning.distributed.reducer import GradientReducer, MeanPart
 from det_lightning.distributed.sample_order import Slice
 from det_lightning.errors import InputError, UncoveredError
 from det_lightning.layers.convert import convert, refuse_hooks, restore
 from det_lightning.layers.function_mode import FunctionMode
-from det_lightning.layers.loss_terms import MOST_MEANS, LossTerms
+from det_lightning.layers.loss_terms import MOST_MEANS, LossPlan
 from det_lightning.optim.gradient_norm import gradient_norm
 from det_lightning.optim.stepping import check_optimizer
 from det_lightning.strategies import resume
@@ -99,8 +99,7 @@ class DetStrategyMixin:
         self._reducer: GradientReducer | None = None
         self._synchronise = True
         self._pending = 0
-        self._loss: Tensor | None = None
-        self._evaluate_loss = None
+        self._plan: LossPlan | None = None
         self._resumed: resume.Stamp | None = None
         self._connector = self._own_sampler = None
 
@@ -133,14 +132,14 @@ class DetStrategyMixin:
         super().on_train_start()
         refuse_hooks(self.lightning_module)  # callbacks may have added some since setup
         check_fetching(self.lightning_module.trainer)
-        self._reducer = GradientReducer(self.lightning_module.named_parameters(), means=MOST_MEANS)
         self._pending = 0
+        self._reducer = None
 
     def teardown(self) -> None:
         if self._swapped and self.lightning_module is not None:
             restore(self.lightning_module, self._swapped)
             self._swapped = {}
-        self._reducer = self._loss = self._evaluate_loss = self._resumed = None
+        self._reducer = self._plan = self._resumed = None
         if self._connector is not None:
             self._connector.use_distributed_sampler, self._connector = self._own_sampler, None
         super().teardown()
@@ -166,14 +165,15 @@ class DetStrategyMixin:
         """Under the function mode too: the hook on_after_batch_transfer computes on whole micro-batches."""
         if not self.lightning_module.trainer.training:
             return super().batch_to_device(batch, device, dataloader_idx)
-        with FunctionMode(self.lightning_module, sink=None, terms=LossTerms(), strict=True):
+        with FunctionMode(self.lightning_module, sink=None, samples=self.training_data.samples, strict=True):
             return super().batch_to_device(batch, device, dataloader_idx)
 
     def training_step(self, *args: Any, **kwargs: Any) -> Any:
         here = self.training_data.current
+        if self._pending == 0:
+            self._begin_step()
         self._reducer.weightless = here.empty
-        terms = LossTerms()
-        mode = FunctionMode(self.lightning_module, sink=self._reducer, terms=terms, strict=True)
+        mode = FunctionMode(self.lightning_module, sink=self._reducer, samples=self.training_data.samples, strict=True)
         with surroundings(self.lightning_module, mode, weightless=here.empty), disable_saved_tensors_hooks(_NO_HOOKS):
             output = super().training_step(*args, **kwargs)
         loss = output.get("loss") if isinstance(output, Mapping) else output
@@ -182,13 +182,19 @@ class DetStrategyMixin:
                 f'training_step returned {type(output).__name__} without a loss tensor. Under strategy="det" every '
                 f"micro-batch takes part in the exact sum: return the loss, or leave the sample out of the data set."
             )
-        values, self._evaluate_loss = terms.finish(loss)
-        self._loss = loss
-        self._reducer.add_means(values)
+        self._plan = plan = mode.terms.finish(loss)
+        parts = [MeanPart(mean.digits, mean.denominator, mean.total) for mean in plan.means]
+        self._reducer.add_loss(parts, plan.groups, plan.structure)
         if self.training_data.current_digest is not None:
             self._reducer.add_sample_digest(self.training_data.current_digest)
         self._pending += 1
         return output
+
+    def _begin_step(self) -> None:
+        """Buckets of the parameters that are trainable now: callbacks may freeze and unfreeze between two steps."""
+        named = [(name, p) for name, p in self.lightning_module.named_parameters() if p.requires_grad]
+        if self._reducer is None or [id(p) for _, p in named] != [id(p) for _, p in self._reducer.parameters]:
+            self._reducer = GradientReducer(named, means=MOST_MEANS)
 
     def backward(self, closure_loss: Tensor, optimizer: Any, *args: Any, **kwargs: Any) -> Tensor:
         """Back-propagates the loss as training_step returned it: Lightning's own was divided by the accumulation."""
@@ -197,8 +203,12 @@ class DetStrategyMixin:
         closure_loss = self.precision_plugin.pre_backward(closure_loss, module)
         for parameter in module.parameters():
             parameter.grad = None
-        self.precision_plugin.backward(self._loss, module, optimizer, *args, **kwargs)
-        self._loss = None
+        plan = self._plan
+        for group in range(len(plan.groups)):
+            again = {"retain_graph": True} if group + 1 < len(plan.groups) else {}
+            self._reducer.begin(group, last=self._synchronise)
+            self.precision_plugin.backward(plan.partial(group), module, optimizer, *args, **kwargs, **again)
+            self._reducer.end()
         for name, parameter in module.named_parameters():
             if parameter.grad is not None:
                 raise UncoveredError(
@@ -206,19 +216,22 @@ class DetStrategyMixin:
                     f"micro-batch. Use it through nn.Linear or F.linear, or freeze it (requires_grad_(False))."
                 )
         if self._synchronise:
-            self._reduce()
+            self._reduce(optimizer)
+        self._plan = None
         closure_loss = self.precision_plugin.post_backward(closure_loss, module)
         self.post_backward(closure_loss)
         return closure_loss
 
-    def _reduce(self) -> None:
+    def _reduce(self, optimizer: Any) -> None:
         means, digest = self._reducer.reduce()
+        penalties = self._plan.partial(None)
+        if penalties is not None:  # once a step, the same on every rank
+            self.precision_plugin.backward(penalties, self.lightning_module, optimizer)
         self.step_facts = StepFacts(
-            loss=self._evaluate_loss(means),
+            loss=self._plan.evaluate(means),
             slice=self.training_data.current,
             sample_digest=digest if self.record_samples else None,
         )
-        self._evaluate_loss = None
         self._pending = 0
 
     @contextmanager
@@ -242,7 +255,8 @@ class DetStrategyMixin:
         loop = self.lightning_module.trainer._active_loop
         loader = loop._combined_loader.flattened[args[2] if len(args) > 2 else 0]
         here = getattr(loader, "current", None)
-        mode = FunctionMode(self.lightning_module, sink=None, terms=LossTerms(), strict=False)
+        samples = here.positions[1] - here.positions[0] if here is not None else 1
+        mode = FunctionMode(self.lightning_module, sink=None, samples=max(samples, 1), strict=False)
         with surroundings(self.lightning_module, mode, weightless=here is not None and here.empty):
             yield
 
