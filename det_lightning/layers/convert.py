@@ -29,6 +29,10 @@ COVERED = {
     nn.NLLLoss,
     nn.KLDivLoss,
     nn.LogSoftmax,
+    nn.Dropout,
+    nn.Dropout1d,
+    nn.Dropout2d,
+    nn.Dropout3d,
 }
 
 

@@ -8,6 +8,7 @@ import inspect
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
+from types import FrameType
 from typing import Any, Protocol
 
 import torch
@@ -19,7 +20,10 @@ from det_lightning.errors import DetError, InputError, UncoveredError
 from det_lightning.layers.batch_free import BatchFree
 from det_lightning.layers.loss_calls import LOSS_FUNCTIONS, Items, counted, identity, loss_call
 from det_lightning.layers.loss_terms import STATISTIC, LossTerms
-from det_lightning.ops import activation, class_losses, linear, loss, means
+from det_lightning.layers.random_places import RandomPlaces
+from det_lightning.ops import activation, class_losses, linear, loss, means, random_values
+from det_lightning.ops.random_calls import random
+from det_lightning.ops.random_values import normal, uniform
 
 # Names of functions and Tensor methods that move or copy bits, or round once (casts).
 _MOVES = frozenset(
@@ -46,6 +50,9 @@ _INPLACE_RELU = (F.relu_, torch.relu_, Tensor.relu_)
 _RELU = (F.relu, torch.relu, Tensor.relu, activation.relu)
 _MEAN = (torch.mean, Tensor.mean)
 _SUM = (torch.sum, Tensor.sum)
+_DROPOUT = (F.dropout, torch.dropout)
+_FEATURE_DROPOUT = (F.dropout1d, F.dropout2d, F.dropout3d)
+_FLATTENING = frozenset("view reshape flatten".split())
 _LOG_SOFTMAX = (F.log_softmax, torch.log_softmax, Tensor.log_softmax)
 _PENALTIES = (
     "Parameters alone may enter the loss through + - * / with numbers or tensors of their shape, pow(2), abs, views, sum() "
@@ -67,18 +74,29 @@ class FunctionMode(TorchFunctionMode):
         model: for the names of modules and parameters in errors.
         sink: receives the digits of parameter gradients.
         samples: of the micro-batch.
+        places: where random numbers come from, or None.
         strict: refuse uncovered functions; otherwise (evaluation, which moves no weight) they run as they are.
 
     Attributes:
         terms: how the loss is made of means.
     """
 
-    def __init__(self, model: nn.Module, *, sink: GradientSink | None, samples: int, strict: bool):
+    def __init__(
+        self,
+        model: nn.Module,
+        *,
+        sink: GradientSink | None,
+        samples: int,
+        strict: bool,
+        places: RandomPlaces | None = None,
+    ):
         super().__init__()
+        self.places = places
         self.model, self.sink, self.samples, self.strict = model, sink, samples, strict
         self.batch_free = BatchFree(model)
         self.terms = LossTerms(samples, self.batch_free)
         self._suspended = False
+        self._paths: dict[int, str] | None = None
         self._replacements: dict[Callable, Callable] = {
             F.linear: self._linear,
             linear.linear: self._linear,
@@ -91,6 +109,27 @@ class FunctionMode(TorchFunctionMode):
             **dict.fromkeys(_INPLACE_RELU, self._inplace_relu),
             **dict.fromkeys(_MEAN, self._mean),
         }
+        if strict and places is not None:
+            self._replacements |= {
+                **dict.fromkeys(_DROPOUT, self._dropout),
+                **dict.fromkeys(_FEATURE_DROPOUT, self._feature_dropout),
+                **dict.fromkeys((torch.rand_like, random.rand_like), partial(self._random, "rand_like", uniform)),
+                **dict.fromkeys((torch.randn_like, random.randn_like), partial(self._random, "randn_like", normal)),
+                random.randint_like: self._randint_like,
+                random.bernoulli_like: self._bernoulli_like,
+            }
+
+    def again(self) -> Callable[[], "FunctionMode"]:
+        """Of a region that begins now: (() -> the mode under which it is computed again in a backward pass)."""
+        places = self.places
+        calls = None if places is None else dict(places.calls)
+
+        def mode() -> FunctionMode:
+            # Without a sink: the graph that is made again has no backward pass, and announces no gradients.
+            here = None if places is None else places.again(calls)
+            return FunctionMode(self.model, sink=None, samples=self.samples, strict=self.strict, places=here)
+
+        return mode
 
     @contextmanager
     def suspended(self) -> Iterator[None]:
@@ -131,7 +170,10 @@ class FunctionMode(TorchFunctionMode):
             return result
         if name in _RANDOM:
             raise self.refusal(
-                f"the random call {name}", "Draw random values in the data set, from the sample's index."
+                f"the random call {name}",
+                "Write det_lightning.random.rand_like(x), randn_like(x), randint_like(x, low, high) or "
+                "bernoulli_like(x, p), x a tensor with the samples in dimension 0; or draw in the data set, from the "
+                "sample's index.",
             )
         if name == "backward":
             raise self.refusal("backward", "Return the loss from training_step; the strategy runs backward itself.")
@@ -142,6 +184,8 @@ class FunctionMode(TorchFunctionMode):
         # Both now: an operation in place replaces grad_fn.
         terms, follows_mean = self.terms.among(operands), self.terms.hold_mean(operands)
         result = func(*args, **kwargs)
+        if self.places is not None and name in _FLATTENING and isinstance(args[0], Tensor):
+            self.places.note_flatten(args[0].shape, result.shape)
         moves_floats = any(
             isinstance(v, Tensor) and (v.is_floating_point() or v.is_complex()) for v in _flatten(result)
         )
@@ -207,7 +251,8 @@ class FunctionMode(TorchFunctionMode):
             if torch.is_grad_enabled():
                 self.sink.expect(parameter)
         self.terms.refuse_operands("linear", (input, weight, bias))
-        return linear.linear(input, weight, bias, sink=self.sink)
+        sink = None if self.sink is None else _SinkOf(self.sink, (weight, bias))
+        return linear.linear(input, weight, bias, sink=sink)
 
     def _relu(self, input, inplace=False):
         if inplace:
@@ -265,6 +310,43 @@ class FunctionMode(TorchFunctionMode):
             raise self.refusal("log_softmax without dim or with a dtype", "Covered: log_softmax(x, dim).")
         return class_losses.log_softmax(self._in_float32(input), dim)
 
+    def _dropout(self, input, p=0.5, training=True, inplace=False, *, train=None):
+        if not (training if train is None else train) or p == 0.0:
+            return input
+        self.terms.refuse_operands("dropout", (input,))
+        if inplace:
+            return input.copy_(self._dropout(input, p, True))
+        return random_values.dropout(input, self._words(input), float(p))
+
+    def _feature_dropout(self, input, p=0.5, training=True, inplace=False):
+        if not training or p == 0.0:
+            return input
+        self.terms.refuse_operands("dropout", (input,))
+        if input.dim() < 3:
+            raise self.refusal("dropout of features without [samples, features, ...]", "Use F.dropout.")
+        words = self._words(input.detach()[(..., *(0,) * (input.dim() - 2))])
+        words = words.view(*input.shape[:2], *(1,) * (input.dim() - 2))
+        result = random_values.dropout(input, words, float(p))
+        return input.copy_(result) if inplace else result
+
+    def _random(self, name, values_of, x, **kwargs):
+        if any(value is not None for key, value in kwargs.items() if key != "requires_grad") or kwargs.get(
+            "requires_grad"
+        ):
+            raise self.refusal(f"{name} with {', '.join(kwargs)}", f"Write det_lightning.random.{name}(x).to(...).")
+        if not x.is_floating_point():
+            raise self.refusal(f"{name} of {x.dtype}", f"Write det_lightning.random.{name}(x.float()).")
+        return values_of(self._words(x)).to(x.dtype)
+
+    def _randint_like(self, x, low, high):
+        return random_values.integers(self._words(x), low, high)
+
+    def _bernoulli_like(self, x, p):
+        return self._words(x) < round(float(p) * 2**32)
+
+    def _words(self, x: Tensor) -> Tensor:
+        return self.places.words(x, self._module_path(), self.refusal)
+
     def name_of(self, parameter: Tensor) -> str:
         """The parameter's name in the model."""
         for name, candidate in self.model.named_parameters():
@@ -282,17 +364,38 @@ class FunctionMode(TorchFunctionMode):
 
     def _place(self) -> str:
         """Path and line of the innermost module code on the stack."""
-        paths = {id(module): path for path, module in self.model.named_modules()}
+        for frame, owner, path in self._modules_on_the_stack():
+            if not frame.f_code.co_filename.startswith(torch.__path__[0]):
+                where = f"module {path!r}" if path else "the LightningModule itself"
+                return f"{where} ({type(owner).__name__}.{frame.f_code.co_name}, line {frame.f_lineno})"
+        return "code outside the model"
+
+    def _module_path(self) -> str:
+        """Path of the innermost module whose code is running, torch's own included."""
+        return next((path for _, _, path in self._modules_on_the_stack()), "")
+
+    def _modules_on_the_stack(self) -> Iterator[tuple[FrameType, nn.Module, str]]:
+        """(frame, module, its path) of the model's modules whose code is running, innermost first."""
+        if self._paths is None:
+            self._paths = {id(module): path for path, module in self.model.named_modules()}
         frame = inspect.currentframe()
         while frame is not None:
             owner = frame.f_locals.get("self")
-            own_code = frame.f_code.co_filename.startswith(torch.__path__[0])
-            if isinstance(owner, nn.Module) and id(owner) in paths and not own_code:
-                path = paths[id(owner)]
-                where = f"module {path!r}" if path else "the LightningModule itself"
-                return f"{where} ({type(owner).__name__}.{frame.f_code.co_name}, line {frame.f_lineno})"
+            if isinstance(owner, nn.Module) and id(owner) in self._paths:
+                yield frame, owner, self._paths[id(owner)]
             frame = frame.f_back
-        return "code outside the model"
+
+
+class _SinkOf:
+    """The digits of one call's parameters. Activation checkpointing hands the backward pass a copy of a parameter: it is
+    told by its number of dimensions."""
+
+    def __init__(self, sink: GradientSink, parameters: tuple[Tensor | None, ...]):
+        self._sink = sink
+        self._parameters = {parameter.dim(): parameter for parameter in parameters if parameter is not None}
+
+    def digits(self, parameter: Tensor) -> Tensor | None:
+        return self._sink.digits(self._parameters[parameter.dim()])
 
 
 def _name_of(func: Callable) -> str:

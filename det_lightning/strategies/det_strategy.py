@@ -15,15 +15,16 @@ from typing import Any, Literal
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.autograd.graph import disable_saved_tensors_hooks
 
 from det_lightning.distributed.metric_reduce import reduce_metric
 from det_lightning.distributed.reducer import GradientReducer, MeanPart
 from det_lightning.distributed.sample_order import Slice
 from det_lightning.errors import InputError, UncoveredError
+from det_lightning.layers.checkpointing import covered_checkpointing
 from det_lightning.layers.convert import convert, refuse_hooks, restore
 from det_lightning.layers.function_mode import FunctionMode
 from det_lightning.layers.loss_terms import MOST_MEANS, LossPlan
+from det_lightning.layers.random_places import RandomPlaces
 from det_lightning.optim.gradient_norm import gradient_norm
 from det_lightning.optim.stepping import check_optimizer
 from det_lightning.strategies import resume
@@ -31,7 +32,6 @@ from det_lightning.strategies.data import TrainingData, check_fetching, evaluati
 from det_lightning.strategies.stand_in import surroundings
 
 ARITHMETIC = "det"
-_NO_HOOKS = 'strategy="det" does not cover activation checkpointing and other hooks on saved tensors; remove them.'
 
 
 @dataclass(frozen=True)
@@ -165,16 +165,22 @@ class DetStrategyMixin:
         """Under the function mode too: the hook on_after_batch_transfer computes on whole micro-batches."""
         if not self.lightning_module.trainer.training:
             return super().batch_to_device(batch, device, dataloader_idx)
-        with FunctionMode(self.lightning_module, sink=None, samples=self.training_data.samples, strict=True):
+        with self._mode(sink=None, phase="transfer"):
             return super().batch_to_device(batch, device, dataloader_idx)
+
+    def _mode(self, *, sink: GradientReducer | None, phase: str) -> FunctionMode:
+        data = self.training_data
+        step = self.lightning_module.trainer.global_step
+        places = RandomPlaces(data.order.seed, step, data.positions, phase)
+        return FunctionMode(self.lightning_module, sink=sink, samples=data.samples, strict=True, places=places)
 
     def training_step(self, *args: Any, **kwargs: Any) -> Any:
         here = self.training_data.current
         if self._pending == 0:
             self._begin_step()
         self._reducer.weightless = here.empty
-        mode = FunctionMode(self.lightning_module, sink=self._reducer, samples=self.training_data.samples, strict=True)
-        with surroundings(self.lightning_module, mode, weightless=here.empty), disable_saved_tensors_hooks(_NO_HOOKS):
+        mode = self._mode(sink=self._reducer, phase="step")
+        with covered_checkpointing(mode.again), surroundings(self.lightning_module, mode, weightless=here.empty):
             output = super().training_step(*args, **kwargs)
         loss = output.get("loss") if isinstance(output, Mapping) else output
         if not isinstance(loss, Tensor):

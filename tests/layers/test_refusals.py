@@ -41,7 +41,7 @@ class Nested(Network):
         nn.Conv2d(1, 1, 1),
         nn.BatchNorm1d(4),
         nn.LayerNorm(4),
-        nn.Dropout(0.5),
+        nn.AlphaDropout(0.5),
         nn.Embedding(3, 3),
         nn.MultiheadAttention(4, 2),
         nn.LSTM(2, 2),
@@ -58,7 +58,7 @@ def test_a_module_without_a_contract_is_refused_by_its_path(layer):
     message = str(refusal.value)
     assert f"  encoder.blocks.1: {type(layer).__name__}\n" in message
     assert "encoder.blocks.0" not in message
-    assert "CrossEntropyLoss, Flatten" in message and 'strategy="ddp"' in message
+    assert "CrossEntropyLoss, Dropout" in message and 'strategy="ddp"' in message
     assert type(module.encoder["blocks"][0]) is nn.Linear, "the model is to be as it was"
 
 
@@ -96,9 +96,9 @@ CALLS = {
     "linspace": lambda self, x, h: torch.linspace(0, 1, 3),
     "cumsum": lambda self, x, h: x.cumsum(0),
     "randn": lambda self, x, h: torch.randn(3),
-    "rand_like": lambda self, x, h: torch.rand_like(x),
+    "rand_like": lambda self, x, h: torch.rand_like(x, dtype=torch.float64),
     "normal": lambda self, x, h: x.clone().normal_(),
-    "dropout": lambda self, x, h: F.dropout(h, 0.1),
+    "alpha_dropout": lambda self, x, h: F.alpha_dropout(h, 0.1, training=True),
     "backward": lambda self, x, h: h.mean().backward(),
     "grad": lambda self, x, h: torch.autograd.grad(h[0, 0], h),
     "register_hook": lambda self, x, h: h.register_hook(lambda g: g * 2),
@@ -262,12 +262,17 @@ def test_autocast_is_refused():
         fit(network(training_step))
 
 
-def test_random_augmentation_after_the_transfer_is_refused():
+@pytest.mark.parametrize("draw", [lambda x: torch.randn(x.shape), lambda x: torch.rand_like(x.t()[:5])])
+def test_random_augmentation_after_the_transfer_is_refused_without_samples(draw):
     def on_after_batch_transfer(self, batch, dataloader_idx):
-        return batch[0] + torch.randn_like(batch[0]), batch[1]
+        if self.trainer.training:
+            draw(batch[0])
+        return batch
 
     build = type("Augmenting", (Network,), {"on_after_batch_transfer": on_after_batch_transfer})
-    with pytest.raises(UncoveredError, match="random call randn_like, called in the LightningModule itself"):
+    with pytest.raises(
+        UncoveredError, match=r"called in the LightningModule itself .*(samples in dimension 0|movedim)"
+    ):
         fit(build)
 
 
@@ -294,13 +299,20 @@ def test_random_augmentation_in_the_data_set_is_refused_in_training_and_not_in_v
     fit(Validating, trainer={"num_sanity_val_steps": 1})
 
 
-def test_activation_checkpointing_is_refused():
-    def training_step(self, batch, batch_idx):
+def test_reentrant_checkpointing_and_other_hooks_on_saved_tensors_are_refused():
+    def reentrant(self, batch, batch_idx):
         x, y = batch
-        return F.cross_entropy(self.output(checkpoint(self.hidden, x, use_reentrant=False)), y)
+        return F.cross_entropy(self.output(checkpoint(self.hidden, x, use_reentrant=True)), y)
 
-    with pytest.raises(RuntimeError, match='strategy="det" does not cover activation checkpointing'):
-        fit(network(training_step))
+    def packing(self, batch, batch_idx):
+        with torch.autograd.graph.saved_tensors_hooks(lambda t: t.half(), lambda t: t.float()):
+            return loss_of(self, batch)
+
+    with pytest.raises(UncoveredError, match="use_reentrant=False"):
+        fit(network(reentrant))
+    with pytest.raises(RuntimeError, match="does not cover hooks on saved tensors other than activation checkpointing"):
+        fit(network(packing))
+    assert torch.utils.checkpoint.CheckpointFunction.__module__ == "torch.utils.checkpoint"
 
 
 # Losses
