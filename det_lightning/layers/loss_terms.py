@@ -259,9 +259,7 @@ class LossTerms:
                 f"covered, since each takes a backward pass of its own. Average more of them over the same items."
             )
 
-        def value(means: list[Tensor]) -> Tensor:
-            with torch.no_grad():
-                return term.evaluate(dict(zip(places, means, strict=True)), False)
+        means, value = self.made_of(loss)
 
         def partial(group: int | None) -> Tensor | None:
             if group is None and not term.penalties:
@@ -272,8 +270,20 @@ class LossTerms:
             tensors = [self._tensors[p] if i in inside else self._tensors[p].detach() for i, p in enumerate(places)]
             return term.evaluate(dict(zip(places, tensors, strict=True)), group is None)
 
-        means = [self.means[place] for place in places]
         return LossPlan(means, groups, partial, value, _structure(groups, means, value))
+
+    def made_of(self, value: object) -> tuple[list[Mean] | None, Callable[[list[Tensor]], Tensor] | None]:
+        """(the means that a value is a function of, the value as a function of them), or (None, None)."""
+        term = self.term_of(value)
+        if term is None:
+            return None, None
+        places = sorted(term.places)
+
+        def evaluate(means: list[Tensor]) -> Tensor:
+            with torch.no_grad():
+                return term.evaluate(dict(zip(places, means, strict=True)), False)
+
+        return [self.means[place] for place in places], evaluate
 
     def term_of(self, value: object) -> Term | None:
         """The function of means that a tensor is, whether it carries a gradient or not."""

@@ -28,6 +28,10 @@ class TrainingData:
         self.order: SampleOrder | None = None
         self._loader: SliceLoader | None = None
 
+    def place(self) -> tuple[int, int]:
+        """(epoch, step within it) that comes next."""
+        return self._loader.slice_sampler.place()
+
     @property
     def current(self) -> Slice:
         """The slice of the batch that was loaded last."""

@@ -29,6 +29,7 @@ from det_lightning.optim.gradient_norm import gradient_norm
 from det_lightning.optim.stepping import check_optimizer
 from det_lightning.strategies import resume
 from det_lightning.strategies.data import TrainingData, check_fetching, evaluation_loader
+from det_lightning.strategies.exact_results import ExactCollection, make_exact, make_stock
 from det_lightning.strategies.stand_in import surroundings
 
 ARITHMETIC = "det"
@@ -100,6 +101,7 @@ class DetStrategyMixin:
         self._synchronise = True
         self._pending = 0
         self._plan: LossPlan | None = None
+        self._logged: dict[str, Any] | None = None
         self._resumed: resume.Stamp | None = None
         self._connector = self._own_sampler = None
 
@@ -113,6 +115,8 @@ class DetStrategyMixin:
             self._connector = trainer._accelerator_connector
             self._connector.use_distributed_sampler, self._own_sampler = False, self._connector.use_distributed_sampler
         self._swapped = convert(self.model)
+        for loop in _logging_loops(trainer):
+            make_exact(loop._results)
         super().setup(trainer)
 
     def configure_ddp(self) -> None:
@@ -132,6 +136,7 @@ class DetStrategyMixin:
         super().on_train_start()
         refuse_hooks(self.lightning_module)  # callbacks may have added some since setup
         check_fetching(self.lightning_module.trainer)
+        self._go_on_logging()
         self._pending = 0
         self._reducer = None
 
@@ -139,6 +144,8 @@ class DetStrategyMixin:
         if self._swapped and self.lightning_module is not None:
             restore(self.lightning_module, self._swapped)
             self._swapped = {}
+            for loop in _logging_loops(self.lightning_module.trainer):
+                make_stock(loop._results)
         self._reducer = self._plan = self._resumed = None
         if self._connector is not None:
             self._connector.use_distributed_sampler, self._connector = self._own_sampler, None
@@ -178,9 +185,16 @@ class DetStrategyMixin:
         here = self.training_data.current
         if self._pending == 0:
             self._begin_step()
+            if self._resumed is not None:
+                # Lightning skips schedulers that look at an epoch's metrics in the epoch of a resume, because it has
+                # not got those of its first part; ours are in the checkpoint.
+                self.lightning_module.trainer.fit_loop._restarting = False
         self._reducer.weightless = here.empty
         mode = self._mode(sink=self._reducer, phase="step")
-        with covered_checkpointing(mode.again), surroundings(self.lightning_module, mode, weightless=here.empty):
+        with (
+            covered_checkpointing(mode.again),
+            surroundings(self.lightning_module, mode, weightless=here.empty, window=(here.epoch, here.step)),
+        ):
             output = super().training_step(*args, **kwargs)
         loss = output.get("loss") if isinstance(output, Mapping) else output
         if not isinstance(loss, Tensor):
@@ -263,7 +277,8 @@ class DetStrategyMixin:
         here = getattr(loader, "current", None)
         samples = here.positions[1] - here.positions[0] if here is not None else 1
         mode = FunctionMode(self.lightning_module, sink=None, samples=max(samples, 1), strict=False)
-        with surroundings(self.lightning_module, mode, weightless=here is not None and here.empty):
+        weightless = here is not None and here.empty
+        with surroundings(self.lightning_module, mode, weightless=weightless, window=object()):
             yield
 
     def gradient_norm(self) -> Tensor:
@@ -292,17 +307,42 @@ class DetStrategyMixin:
             )
         if self.training_data.order is not None:
             checkpoint[resume.KEY] = resume.stamp(self.training_data.order, accumulate)
+            if self._pending == 0 and self.training_data.place()[1]:
+                checkpoint[resume.KEY][resume.LOGGED] = self._logged_so_far()
         super().save_checkpoint(checkpoint, filepath, storage_options)
         self.saved_checkpoints.append((checkpoint["global_step"], str(filepath)))
+
+    def _logged_so_far(self) -> dict[str, Any]:
+        epoch, step = self.training_data.place()
+        results = self.lightning_module.trainer.fit_loop.epoch_loop._results
+        sums = results.sums() if isinstance(results, ExactCollection) else {}
+        return {"epoch": epoch, "step": step, "sums": {key: list(value) for key, value in sums.items()}}
+
+    def _go_on_logging(self) -> None:
+        """Hands the sums of an epoch that a checkpoint interrupted to the first rank, and none to the others."""
+        saved, self._logged = self._logged, None
+        if saved is None or (saved["epoch"], saved["step"]) != self.training_data.place():
+            return
+        results = self.lightning_module.trainer.fit_loop.epoch_loop._results
+        results.resumed = {
+            key: (value if value.is_floating_point() or self.global_rank == 0 else torch.zeros_like(value), steps)
+            for key, (value, steps) in saved["sums"].items()
+        }
 
     def load_checkpoint(self, checkpoint_path: Any, *args: Any, **kwargs: Any) -> dict[str, Any]:
         checkpoint = super().load_checkpoint(checkpoint_path, *args, **kwargs)
         trainer = self.lightning_module.trainer
         if trainer.state.fn.value == "fit":
+            self._logged = checkpoint.get(resume.KEY, {}).get(resume.LOGGED)
             self._resumed = resume.take_over(
                 checkpoint, trainer.accumulate_grad_batches, by_steps=trainer.max_steps != -1
             )
         return checkpoint
+
+
+def _logging_loops(trainer) -> list[Any]:
+    training = trainer.fit_loop.epoch_loop
+    return [training, training.val_loop, trainer.validate_loop, trainer.test_loop]
 
 
 def _check_trainer(trainer, device: torch.device) -> None:
