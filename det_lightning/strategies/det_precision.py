@@ -6,7 +6,7 @@ from typing import Any
 from torch import Tensor
 
 from det_lightning.errors import UncoveredError
-from det_lightning.optim.gradient_norm import clip_gradients_by_norm
+from det_lightning.optim.gradient_norm import clip_gradients_by_norm, clip_gradients_by_value
 from det_lightning.optim.stepping import step_optimizer
 
 
@@ -31,8 +31,13 @@ class DetPrecisionMixin:
         return result
 
     def clip_grad_by_norm(self, optimizer: Any, clip_val: float) -> None:
-        gradients = [parameter.grad for parameter in self.main_params(optimizer) if parameter.grad is not None]
-        self.clip = clip_gradients_by_norm(gradients, float(clip_val))
+        self.clip = clip_gradients_by_norm(self._gradients(optimizer), float(clip_val))
+
+    def clip_grad_by_value(self, optimizer: Any, clip_val: float) -> None:
+        clip_gradients_by_value(self._gradients(optimizer), float(clip_val))
+
+    def _gradients(self, optimizer: Any) -> list[Tensor]:
+        return [parameter.grad for parameter in self.main_params(optimizer) if parameter.grad is not None]
 
 
 class PrecisionProperty:

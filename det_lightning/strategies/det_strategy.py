@@ -5,6 +5,7 @@ digits in the reducer -> after the last micro-batch one exact all-reduce and one
 -> exact clipping and our optimizer sequence (det_precision.py).
 """
 
+import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -14,22 +15,24 @@ from typing import Any, Literal
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.autograd.graph import disable_saved_tensors_hooks
 
 from det_lightning.distributed.metric_reduce import reduce_metric
-from det_lightning.distributed.reducer import GradientReducer
+from det_lightning.distributed.reducer import GradientReducer, MeanPart
 from det_lightning.distributed.sample_order import Slice
 from det_lightning.errors import InputError, UncoveredError
+from det_lightning.layers.checkpointing import covered_checkpointing
 from det_lightning.layers.convert import convert, refuse_hooks, restore
 from det_lightning.layers.function_mode import FunctionMode
-from det_lightning.layers.loss_terms import MOST_MEANS, LossTerms
+from det_lightning.layers.loss_terms import MOST_MEANS, LossPlan
+from det_lightning.layers.random_places import RandomPlaces
+from det_lightning.optim.gradient_norm import gradient_norm
 from det_lightning.optim.stepping import check_optimizer
 from det_lightning.strategies import resume
 from det_lightning.strategies.data import TrainingData, check_fetching, evaluation_loader
+from det_lightning.strategies.exact_results import ExactCollection, make_exact, make_stock
 from det_lightning.strategies.stand_in import surroundings
 
 ARITHMETIC = "det"
-_NO_HOOKS = 'strategy="det" does not cover activation checkpointing and other hooks on saved tensors; remove them.'
 
 
 @dataclass(frozen=True)
@@ -63,6 +66,7 @@ class DetStrategyMixin:
         *,
         global_batch: int | None = None,
         seed: int | None = None,
+        stock_optimizers: bool = False,
     ):
         """Trains to the same bits at any world size, micro-batch size and accumulation.
 
@@ -71,6 +75,7 @@ class DetStrategyMixin:
                 the DataLoader's batch_size x accumulate_grad_batches; when given, the DataLoader's batch_size is
                 not looked at, and any world size will do, divisor or not.
             seed: key of the sample order; by default that of `seed_everything`, else 0.
+            stock_optimizers: step an optimizer that has no sequence of ours as it is, and say which claim is lost.
             start_method: how Lightning starts the processes; the other arguments are Lightning's too.
         """
         if global_batch is not None and global_batch < 1:
@@ -85,6 +90,8 @@ class DetStrategyMixin:
             timeout=timeout,
             start_method=start_method,
         )
+        self._stock_optimizers = stock_optimizers
+        self.lost_claims: list[str] = []
         self.record_samples = False
         self.saved_checkpoints: list[tuple[int, str]] = []
         self.step_facts: StepFacts | None = None
@@ -93,8 +100,8 @@ class DetStrategyMixin:
         self._reducer: GradientReducer | None = None
         self._synchronise = True
         self._pending = 0
-        self._loss: Tensor | None = None
-        self._evaluate_loss = None
+        self._plan: LossPlan | None = None
+        self._logged: dict[str, Any] | None = None
         self._resumed: resume.Stamp | None = None
         self._connector = self._own_sampler = None
 
@@ -108,6 +115,8 @@ class DetStrategyMixin:
             self._connector = trainer._accelerator_connector
             self._connector.use_distributed_sampler, self._own_sampler = False, self._connector.use_distributed_sampler
         self._swapped = convert(self.model)
+        for loop in _logging_loops(trainer):
+            make_exact(loop._results)
         super().setup(trainer)
 
     def configure_ddp(self) -> None:
@@ -118,21 +127,26 @@ class DetStrategyMixin:
 
     def setup_optimizers(self, trainer) -> None:
         super().setup_optimizers(trainer)
-        for optimizer in self.optimizers:
-            check_optimizer(optimizer)
+        lost = [check_optimizer(optimizer, as_it_is=self._stock_optimizers) for optimizer in self.optimizers]
+        self.lost_claims = [claim for claim in lost if claim is not None]
+        for claim in self.lost_claims if self.is_global_zero else ():
+            warnings.warn(claim, stacklevel=2)
 
     def on_train_start(self) -> None:
         super().on_train_start()
         refuse_hooks(self.lightning_module)  # callbacks may have added some since setup
         check_fetching(self.lightning_module.trainer)
-        self._reducer = GradientReducer(self.lightning_module.named_parameters(), means=MOST_MEANS)
+        self._go_on_logging()
         self._pending = 0
+        self._reducer = None
 
     def teardown(self) -> None:
         if self._swapped and self.lightning_module is not None:
             restore(self.lightning_module, self._swapped)
             self._swapped = {}
-        self._reducer = self._loss = self._evaluate_loss = self._resumed = None
+            for loop in _logging_loops(self.lightning_module.trainer):
+                make_stock(loop._results)
+        self._reducer = self._plan = self._resumed = None
         if self._connector is not None:
             self._connector.use_distributed_sampler, self._connector = self._own_sampler, None
         super().teardown()
@@ -158,15 +172,29 @@ class DetStrategyMixin:
         """Under the function mode too: the hook on_after_batch_transfer computes on whole micro-batches."""
         if not self.lightning_module.trainer.training:
             return super().batch_to_device(batch, device, dataloader_idx)
-        with FunctionMode(self.lightning_module, sink=None, terms=LossTerms(), strict=True):
+        with self._mode(sink=None, phase="transfer"):
             return super().batch_to_device(batch, device, dataloader_idx)
+
+    def _mode(self, *, sink: GradientReducer | None, phase: str) -> FunctionMode:
+        data = self.training_data
+        step = self.lightning_module.trainer.global_step
+        places = RandomPlaces(data.order.seed, step, data.positions, phase)
+        return FunctionMode(self.lightning_module, sink=sink, samples=data.samples, strict=True, places=places)
 
     def training_step(self, *args: Any, **kwargs: Any) -> Any:
         here = self.training_data.current
+        if self._pending == 0:
+            self._begin_step()
+            if self._resumed is not None:
+                # Lightning skips schedulers that look at an epoch's metrics in the epoch of a resume, because it has
+                # not got those of its first part; ours are in the checkpoint.
+                self.lightning_module.trainer.fit_loop._restarting = False
         self._reducer.weightless = here.empty
-        terms = LossTerms()
-        mode = FunctionMode(self.lightning_module, sink=self._reducer, terms=terms, strict=True)
-        with surroundings(self.lightning_module, mode, weightless=here.empty), disable_saved_tensors_hooks(_NO_HOOKS):
+        mode = self._mode(sink=self._reducer, phase="step")
+        with (
+            covered_checkpointing(mode.again),
+            surroundings(self.lightning_module, mode, weightless=here.empty, window=(here.epoch, here.step)),
+        ):
             output = super().training_step(*args, **kwargs)
         loss = output.get("loss") if isinstance(output, Mapping) else output
         if not isinstance(loss, Tensor):
@@ -174,13 +202,19 @@ class DetStrategyMixin:
                 f'training_step returned {type(output).__name__} without a loss tensor. Under strategy="det" every '
                 f"micro-batch takes part in the exact sum: return the loss, or leave the sample out of the data set."
             )
-        values, self._evaluate_loss = terms.finish(loss)
-        self._loss = loss
-        self._reducer.add_means(values)
+        self._plan = plan = mode.terms.finish(loss)
+        parts = [MeanPart(mean.digits, mean.denominator, mean.total) for mean in plan.means]
+        self._reducer.add_loss(parts, plan.groups, plan.structure)
         if self.training_data.current_digest is not None:
             self._reducer.add_sample_digest(self.training_data.current_digest)
         self._pending += 1
         return output
+
+    def _begin_step(self) -> None:
+        """Buckets of the parameters that are trainable now: callbacks may freeze and unfreeze between two steps."""
+        named = [(name, p) for name, p in self.lightning_module.named_parameters() if p.requires_grad]
+        if self._reducer is None or [id(p) for _, p in named] != [id(p) for _, p in self._reducer.parameters]:
+            self._reducer = GradientReducer(named, means=MOST_MEANS)
 
     def backward(self, closure_loss: Tensor, optimizer: Any, *args: Any, **kwargs: Any) -> Tensor:
         """Back-propagates the loss as training_step returned it: Lightning's own was divided by the accumulation."""
@@ -189,8 +223,12 @@ class DetStrategyMixin:
         closure_loss = self.precision_plugin.pre_backward(closure_loss, module)
         for parameter in module.parameters():
             parameter.grad = None
-        self.precision_plugin.backward(self._loss, module, optimizer, *args, **kwargs)
-        self._loss = None
+        plan = self._plan
+        for group in range(len(plan.groups)):
+            again = {"retain_graph": True} if group + 1 < len(plan.groups) else {}
+            self._reducer.begin(group, last=self._synchronise)
+            self.precision_plugin.backward(plan.partial(group), module, optimizer, *args, **kwargs, **again)
+            self._reducer.end()
         for name, parameter in module.named_parameters():
             if parameter.grad is not None:
                 raise UncoveredError(
@@ -198,19 +236,22 @@ class DetStrategyMixin:
                     f"micro-batch. Use it through nn.Linear or F.linear, or freeze it (requires_grad_(False))."
                 )
         if self._synchronise:
-            self._reduce()
+            self._reduce(optimizer)
+        self._plan = None
         closure_loss = self.precision_plugin.post_backward(closure_loss, module)
         self.post_backward(closure_loss)
         return closure_loss
 
-    def _reduce(self) -> None:
+    def _reduce(self, optimizer: Any) -> None:
         means, digest = self._reducer.reduce()
+        penalties = self._plan.partial(None)
+        if penalties is not None:  # once a step, the same on every rank
+            self.precision_plugin.backward(penalties, self.lightning_module, optimizer)
         self.step_facts = StepFacts(
-            loss=self._evaluate_loss(means),
+            loss=self._plan.evaluate(means),
             slice=self.training_data.current,
             sample_digest=digest if self.record_samples else None,
         )
-        self._evaluate_loss = None
         self._pending = 0
 
     @contextmanager
@@ -234,9 +275,16 @@ class DetStrategyMixin:
         loop = self.lightning_module.trainer._active_loop
         loader = loop._combined_loader.flattened[args[2] if len(args) > 2 else 0]
         here = getattr(loader, "current", None)
-        mode = FunctionMode(self.lightning_module, sink=None, terms=LossTerms(), strict=False)
-        with surroundings(self.lightning_module, mode, weightless=here is not None and here.empty):
+        samples = here.positions[1] - here.positions[0] if here is not None else 1
+        mode = FunctionMode(self.lightning_module, sink=None, samples=max(samples, 1), strict=False)
+        weightless = here is not None and here.empty
+        with surroundings(self.lightning_module, mode, weightless=weightless, window=object()):
             yield
+
+    def gradient_norm(self) -> Tensor:
+        """The norm of all gradients as they are now: one exact sum of squares and a root, rounded once, float32; the
+        same bits at every split and on every machine. For logging in on_before_optimizer_step."""
+        return gradient_norm(p.grad for p in self.lightning_module.parameters() if p.grad is not None)
 
     def reduce(self, tensor: Any, group: Any = None, reduce_op: Any = "mean") -> Any:
         return reduce_metric(tensor, group, reduce_op) if isinstance(tensor, Tensor) else tensor
@@ -259,17 +307,42 @@ class DetStrategyMixin:
             )
         if self.training_data.order is not None:
             checkpoint[resume.KEY] = resume.stamp(self.training_data.order, accumulate)
+            if self._pending == 0 and self.training_data.place()[1]:
+                checkpoint[resume.KEY][resume.LOGGED] = self._logged_so_far()
         super().save_checkpoint(checkpoint, filepath, storage_options)
         self.saved_checkpoints.append((checkpoint["global_step"], str(filepath)))
+
+    def _logged_so_far(self) -> dict[str, Any]:
+        epoch, step = self.training_data.place()
+        results = self.lightning_module.trainer.fit_loop.epoch_loop._results
+        sums = results.sums() if isinstance(results, ExactCollection) else {}
+        return {"epoch": epoch, "step": step, "sums": {key: list(value) for key, value in sums.items()}}
+
+    def _go_on_logging(self) -> None:
+        """Hands the sums of an epoch that a checkpoint interrupted to the first rank, and none to the others."""
+        saved, self._logged = self._logged, None
+        if saved is None or (saved["epoch"], saved["step"]) != self.training_data.place():
+            return
+        results = self.lightning_module.trainer.fit_loop.epoch_loop._results
+        results.resumed = {
+            key: (value if value.is_floating_point() or self.global_rank == 0 else torch.zeros_like(value), steps)
+            for key, (value, steps) in saved["sums"].items()
+        }
 
     def load_checkpoint(self, checkpoint_path: Any, *args: Any, **kwargs: Any) -> dict[str, Any]:
         checkpoint = super().load_checkpoint(checkpoint_path, *args, **kwargs)
         trainer = self.lightning_module.trainer
         if trainer.state.fn.value == "fit":
+            self._logged = checkpoint.get(resume.KEY, {}).get(resume.LOGGED)
             self._resumed = resume.take_over(
                 checkpoint, trainer.accumulate_grad_batches, by_steps=trainer.max_steps != -1
             )
         return checkpoint
+
+
+def _logging_loops(trainer) -> list[Any]:
+    training = trainer.fit_loop.epoch_loop
+    return [training, training.val_loop, trainer.validate_loop, trainer.test_loop]
 
 
 def _check_trainer(trainer, device: torch.device) -> None:

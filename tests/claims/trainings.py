@@ -219,3 +219,8 @@ def train(rank: int, world_size: int, port: int, run: Run) -> Outcome:
         trainer.current_epoch,
         {name: float(value) for name, value in trainer.callback_metrics.items()},
     )
+
+
+def train_each(rank: int, world_size: int, port: int, runs: list[Run], ports: list[int]) -> list[Outcome]:
+    """Several trainings on one rank, one after another in one process: what a process costs is paid once."""
+    return [train(rank, world_size, other, run) for other, run in zip([port, *ports], runs, strict=True)]
