@@ -18,3 +18,19 @@ class UncoveredError(DetError, RuntimeError):
 
 class LedgerError(DetError, ValueError):
     """A directory or a file is not a sound ledger, or does not belong to the run at hand."""
+
+
+class DivergenceError(DetError, RuntimeError):
+    """A run has left the ledger that it was to follow. `step`: after which optimizer step."""
+
+    def __init__(self, message: str, *, step: int):
+        super().__init__(message)
+        self.step = step
+
+
+class ReplicaError(DetError, RuntimeError):
+    """The ranks' copies of the model differ. `step`: after which; `ranks`: rank -> names of its differing tensors."""
+
+    def __init__(self, message: str, *, step: int, ranks: dict[int, tuple[str, ...]]):
+        super().__init__(message)
+        self.step, self.ranks = step, ranks

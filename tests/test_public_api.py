@@ -10,7 +10,11 @@ import det_lightning
 PUBLIC_NAMES = [
     "DetLinear",
     "DetStrategy",
+    "LedgerGuard",
+    "PlainLedger",
+    "ReplicaGuard",
     "WeightLedger",
+    "check_golden",
     "det_all_reduce",
     "det_combine",
     "det_exp",
@@ -21,7 +25,7 @@ PUBLIC_NAMES = [
     "det_sum",
     "exact_mean",
 ]
-COMMANDS = ["bisect", "demo", "diff", "replay", "show", "verify"]
+COMMANDS = ["bisect", "demo", "diff", "golden", "replay", "show", "verify"]
 
 
 def test_the_public_names_are_these():

@@ -33,10 +33,14 @@ def tensor_digest(tensor: torch.Tensor) -> bytes:
     (arithmetic/tensor_digest) and the keys k0, k1 are the first 16 bytes of BLAKE3("<dtype>|<sizes joined by
     ,>").
     """
+    return digest_of_lanes(tensor, *tensor_lanes(tensor))
+
+
+def digest_of_lanes(tensor: torch.Tensor, lane0: int, lane1: int) -> bytes:
+    """The tensor digest of a tensor whose lanes are known already."""
     name = str(tensor.dtype).removeprefix("torch.")
     key = blake3(f"{name}|{','.join(map(str, tensor.shape))}".encode()).digest()
     key0, key1 = struct.unpack("<QQ", key[:16])
-    lane0, lane1 = tensor_lanes(tensor)
     return struct.pack("<QQ", (lane0 + key0) & _LANE, (lane1 + key1) & _LANE)
 
 

@@ -14,6 +14,7 @@ from lightning.pytorch.strategies import DDPStrategy
 
 from det_lightning.errors import InputError
 from det_lightning.ledger.store import LedgerReader
+from det_lightning.replay import replay
 from det_lightning.replay.run import QUIET_TRAINER, quiet_lightning
 from det_lightning.strategies.lightning_strategy import DetStrategy
 from tests.claims.processes import Background, Failed, in_new_process
@@ -216,3 +217,53 @@ def test_a_ledger_may_begin_at_a_checkpoint_that_has_none(tmp_path):
 def test_an_unknown_kind_is_refused_when_it_is_asked_for():
     with pytest.raises(InputError, match="activations"):
         WeightLedger("nowhere", kinds=("weights", "activations"))
+
+
+def fit_in_started_processes(path: Path, start_method: str) -> None:
+    quiet_lightning()
+    module, loader = build()
+    strategy = DetStrategy(seed=4, start_method=start_method, global_batch=12)
+    callbacks = [WeightLedger(path)]
+    Trainer(accelerator="cpu", devices=2, strategy=strategy, max_steps=5, callbacks=callbacks, **QUIET_TRAINER).fit(
+        module, loader
+    )
+
+
+@pytest.mark.parametrize("start_method", ["fork", pytest.param("spawn", marks=pytest.mark.slow)])
+def test_processes_that_lightning_starts_write_one_ledger_and_the_same(tmp_path, start_method):
+    in_new_process(fit_in_started_processes, tmp_path / "two", start_method)
+    in_new_process(fit, tmp_path, steps=5)
+    assert traces(tmp_path / "two") == traces(tmp_path / "ledger")
+
+
+@pytest.mark.parametrize("option", [{"kinds": {"weights": 1, "optimizer": 4}}, {"leaves_every_n_steps": 3}])
+def test_what_is_recorded_less_often_is_replayed_alike(tmp_path, option):
+    in_new_process(fit_with_options, tmp_path / "sparse", option)
+    in_new_process(fit, tmp_path, steps=9)
+    with LedgerReader(tmp_path / "sparse") as sparse, LedgerReader(tmp_path / "ledger") as whole:
+        assert sparse.verify_chain().sound
+        for record in sparse.records():
+            for kind, found in record.agree["roots"].items():
+                if found is not None:
+                    assert found == whole.record(record.step).agree["roots"][kind]
+        rows = {kind: sum(kind in record.leaves for record in sparse.records()) for kind in ("weights", "optimizer")}
+    assert rows == ({"weights": 10, "optimizer": 3} if "kinds" in option else {"weights": 4, "optimizer": 4})
+    result = in_new_process(replay, tmp_path / "sparse", entry="tests.replay.recorded:build")
+    assert result.matched and result.steps == 9
+
+
+def fit_with_options(path: Path, option: dict) -> None:
+    quiet_lightning()
+    module, loader = build()
+    callbacks = [WeightLedger(path, **option)]
+    strategy = DetStrategy(seed=4)
+    Trainer(accelerator="cpu", devices=1, strategy=strategy, max_steps=9, callbacks=callbacks, **QUIET_TRAINER).fit(
+        module, loader
+    )
+
+
+def test_an_interval_below_one_is_refused():
+    with pytest.raises(InputError, match="every 0 steps"):
+        WeightLedger("nowhere", kinds={"weights": 0})
+    with pytest.raises(InputError, match="leaves_every_n_steps"):
+        WeightLedger("nowhere", leaves_every_n_steps=0)
