@@ -57,18 +57,23 @@ def bisect() -> str:
 
 def measurements() -> str:
     parts = []
-    zen, xeon = load("cpu-arithmetic.json"), load("cpu-arithmetic-xeon.json")
-    pairs = [pair for pair in zip(zen["rows"], xeon["rows"], strict=True) if pair[1]["target"] is not None]
+    cpu = load("cpu-arithmetic.json")
     rows = [
-        f"| {ours['work']} | {ours['ratio']:.1f} | {theirs['ratio']:.1f} | {theirs['target']} | {ours['against']} |"
-        for ours, theirs in pairs
+        f"| {row['work']} | {row['ratio']:.1f} | {row['target']} | {row['against']} |"
+        for row in cpu["rows"]
+        if row["target"] is not None
     ]
+    repdl = load("against-repdl.json")
+    theirs, ours = repdl["rows"][0], repdl["rows"][1]
     parts.append(
-        "Exact arithmetic on the CPU, time as a multiple of the stock operation in the same process (medians of seven), on "
-        "two cores without and with int8 instructions (AVX2 | AMX), beside what is aimed at:\n\n"
-        "| work | AVX2 | AMX | aim | against |\n|---|---|---|---|---|\n"
+        "Exact arithmetic on two cores of a CPU, time as a multiple of the stock operation in the same process (medians of "
+        "seven), beside what is aimed at. [docs/cpu.md](docs/cpu.md) says how it works.\n\n"
+        "| work | ratio | aim | against |\n|---|---|---|---|\n"
         + "\n".join(rows)
-        + f"\n\n<sub>AVX2: {origin(zen)}<br>AMX: {origin(xeon)}</sub>"
+        + f"\n\n<sub>{origin(cpu)}</sub>\n\n"
+        + f"Beside RepDL's reproducible CPU product, {theirs['work'].removeprefix('repdl ')}: `det_gemm` is "
+        f"{ours['repdl_over_this']:.0f} times as fast, with a largest error of {ours['largest_error']:.1e} instead of "
+        f"{theirs['largest_error']:.1e} (relative to the exact value or to 1).\n\n<sub>{origin(repdl)}</sub>"
     )
     result = load("kernels-h200.json")
     rows = [
