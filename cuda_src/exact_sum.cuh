@@ -22,15 +22,19 @@ __device__ __forceinline__ void add_float64(Digits digits, double sum) {
     add_integer(digits, significand >> below, exponent + below, sum < 0.0);
 }
 
-// Out of line: few terms come here, and it is inlined sixteen times otherwise.
-template <class Digits>
-__device__ __noinline__ void add_alone(Digits digits, uint32 bits) {
-    add_term(digits, decode(bits, format_of(FLOAT32)));
-}
+// Terms by value: an argument of a function that is not inlined, without a place in memory on the usual way.
+struct Sixteen {
+    uint32 bits[TERMS];
+    __device__ __forceinline__ explicit Sixteen(const uint32 (&from)[TERMS]) {
+#pragma unroll
+        for (int v = 0; v < TERMS; v++) bits[v] = from[v];
+    }
+};
 
 template <class Digits>
-__device__ __noinline__ void add_product_alone(Digits digits, uint32 x, uint32 w) {
-    add_product(digits, decode(x, format_of(FLOAT32)), decode(w, format_of(FLOAT32)));
+__device__ __noinline__ void add_some_alone(Digits digits, Sixteen terms, uint32 chosen) {
+    for (int v = 0; v < TERMS; v++)
+        if (chosen >> v & 1) add_term(digits, decode(terms.bits[v], format_of(FLOAT32)));
 }
 
 // digits += sum of the floats: in float64 those within 2^24 of the largest, which share 53 bits; the others alone.
@@ -54,11 +58,25 @@ __device__ __forceinline__ void add_terms(Digits digits, const uint32 (&bits)[TE
         outside |= static_cast<uint32>(!inside && bits[v] << 1 != 0) << v;
     }
     add_float64(digits, sum);
-    if (outside) {
+    if (outside) add_some_alone(digits, Sixteen(bits), outside);
+}
+
+// Whether float64 holds the sum of sixteen floats, and the sum: finite ones whose exponents differ by 24 at most.
+__device__ __forceinline__ bool sum_exactly(const uint32 (&bits)[TERMS], double& sum) {
+    uint32 top = 0, least = ~0u;  // a zero does not lower `least`
+    sum = 0.0;
 #pragma unroll
-        for (int v = 0; v < TERMS; v++)
-            if (outside >> v & 1) add_alone(digits, bits[v]);
+    for (int v = 0; v < TERMS; v++) {
+        top = max(top, bits[v] & 0x7fffffff);
+        least = min(least, 2 * bits[v] - 1);
+        sum += value_of(bits[v]);
     }
+    return top < FLOAT32_INFINITY && (least == ~0u || (top >> 23) - (least >> 24) <= 24);
+}
+
+template <class Digits>
+__device__ __noinline__ void add_terms_apart(Digits digits, Sixteen terms) {
+    add_terms(digits, terms.bits);
 }
 
 // A pending sum of terms of a narrow format.
@@ -87,7 +105,7 @@ struct PendingTerms {
             group += __uint_as_float(bits[v]);
         }
         int highest = static_cast<int>(top >> 23), lowest = least == ~0u ? highest : static_cast<int>(least >> 24);
-        if (highest - lowest > 12 || highest == 255) return add_terms(digits, bits);
+        if (highest - lowest > 12 || highest == 255) return add_terms_apart(digits, Sixteen(bits));
         if (highest > anchor || lowest < anchor - 24 || groups == 1 << 16) {
             if (top == 0) return;
             flush(digits);
@@ -103,7 +121,7 @@ struct PendingTerms {
         double group = 0.0;
 #pragma unroll
         for (int v = 0; v < TERMS; v++) group += value_of(bits[v]);
-        if (!isfinite(group)) return add_terms(digits, bits);
+        if (!isfinite(group)) return add_terms_apart(digits, Sixteen(bits));
         if (groups == 1 << 8) flush(digits);
         sum += group;
         groups++;
@@ -150,23 +168,28 @@ struct PendingProducts {
     }
 
     template <class Digits>
-    __device__ __forceinline__ void add_far(Digits digits, const uint32 (&x)[TERMS], const uint32 (&w)[TERMS], uint32 top, uint32 least) {
-        int highest = static_cast<int>(top >> 20), lowest = static_cast<int>((least + 1) >> 20);
-        if (highest < 2047 && highest - lowest <= REACH - 2) {
-            flush(digits);
-            anchor = highest + 2;
-            shifter = 1.5 * __hiloint2double((anchor + 1 + ROOM) << 20, 0);
-            add_near(x, w, top, least);
-            return;
-        }
-#pragma unroll
-        for (int v = 0; v < TERMS; v++) add_product_alone(digits, x[v], w[v]);
-    }
-
-    template <class Digits>
     __device__ __forceinline__ void add(Digits digits, const uint32 (&x)[TERMS], const uint32 (&w)[TERMS]) {
         uint32 top, least;
-        if (!add_near(x, w, top, least)) add_far(digits, x, w, top, least);
+        if (!add_near(x, w, top, least)) *this = add_far(digits, *this, Sixteen(x), Sixteen(w), top, least);
         if (groups == GROUPS) flush(digits);
+    }
+
+    // The sums on another anchor, or as they are if the products lie too far apart: then each goes into the digits alone.
+    template <class Digits>
+    __device__ static __noinline__ PendingProducts add_far(
+        Digits digits, PendingProducts pending, Sixteen x, Sixteen w, uint32 top, uint32 least
+    ) {
+        int highest = static_cast<int>(top >> 20), lowest = static_cast<int>((least + 1) >> 20);
+        if (highest == 2047 || highest - lowest > REACH - 2) {
+            for (int v = 0; v < TERMS; v++) {
+                add_product(digits, decode(x.bits[v], format_of(FLOAT32)), decode(w.bits[v], format_of(FLOAT32)));
+            }
+            return pending;
+        }
+        pending.flush(digits);
+        pending.anchor = highest + 2;
+        pending.shifter = 1.5 * __hiloint2double((pending.anchor + 1 + ROOM) << 20, 0);
+        pending.add_near(x.bits, w.bits, top, least);
+        return pending;
     }
 };

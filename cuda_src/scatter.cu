@@ -5,6 +5,7 @@
 // Small groups: one thread sums a group's column. Groups of many rows are summed before, by scatter_large, into states of
 // their own; place_of_group says where, or -1. Launch: THREADS threads.
 
+#include "certified_rounding.cuh"
 #include "exact_sum.cuh"
 #include "rounding.cuh"
 
@@ -100,6 +101,25 @@ extern "C" __global__ void __launch_bounds__(THREADS) scatter_round(
         uint32 magnitude = bits & 0x7fffffff;
         store_bits(out, item, FLOAT32, magnitude > FLOAT32_INFINITY ? 0x7fc00000 : magnitude ? bits : 0);
         return;
+    }
+    if (terms < TERMS) {
+        uint32 few[TERMS];
+        rows.load(first, last, column, few);
+        if (more) few[TERMS - 1] = extra;
+        double sum;
+        if (sum_exactly(few, sum)) {
+            uint32 bits = 0;
+            if (out_code == FLOAT32) {
+                bits = __float_as_uint(__double2float_rn(sum + 0.0));  // no negative zero
+            } else if (sum != 0.0) {
+                uint64 pattern = static_cast<uint64>(__double_as_longlong(sum));  // a normal number
+                __int128 significand = static_cast<int64>((pattern & ((1ull << 52) - 1)) | 1ull << 52);
+                int exponent = static_cast<int>(pattern >> 52 & 0x7ff) - 1075;
+                round_within(sum < 0.0 ? -significand : significand, exponent, 0.0f, format_of(out_code), bits);
+            }
+            store_bits(out, item, out_code, bits);
+            return;
+        }
     }
     int64 state[NB];
     int64 large = terms ? place_of_group[group] : -1;
