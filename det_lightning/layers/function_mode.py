@@ -96,6 +96,7 @@ class FunctionMode(TorchFunctionMode):
         self.batch_free = BatchFree(model)
         self.terms = LossTerms(samples, self.batch_free)
         self._suspended = False
+        self._autocast_dtype: torch.dtype | None = None
         self._paths: dict[int, str] | None = None
         self._replacements: dict[Callable, Callable] = {
             F.linear: self._linear,
@@ -156,7 +157,7 @@ class FunctionMode(TorchFunctionMode):
         replacement = self._replacements.get(func)
         if replacement is not None:
             try:
-                return replacement(*args, **kwargs)
+                return self._apart_from_autocast(replacement, args, kwargs, operands)
             except DetError:
                 if self.strict:
                     raise
@@ -236,8 +237,6 @@ class FunctionMode(TorchFunctionMode):
             )
 
     def _linear(self, input, weight, bias=None, *, sink=None):
-        if torch.is_autocast_enabled(input.device.type):
-            raise self.refusal("linear under torch.autocast", "Leave autocast out; the model is trained in float32.")
         for role, parameter in (("weight", weight), ("bias", bias)):
             if self.sink is None or parameter is None or not parameter.requires_grad:
                 continue
@@ -252,7 +251,33 @@ class FunctionMode(TorchFunctionMode):
                 self.sink.expect(parameter)
         self.terms.refuse_operands("linear", (input, weight, bias))
         sink = None if self.sink is None else _SinkOf(self.sink, (weight, bias))
+        if self._autocast_dtype is not None:
+            input = input.to(self._autocast_dtype)
+            # A parameter's gradient is the exact sum, not the rounding to bfloat16 of one: the casts carry digits.
+            weight, bias = self._cast(weight), self._cast(bias)
         return linear.linear(input, weight, bias, sink=sink)
+
+    def _cast(self, parameter: Tensor | None) -> Tensor | None:
+        if parameter is None or self.sink is None:
+            return parameter if parameter is None else parameter.to(self._autocast_dtype)
+        return parameter.detach().to(self._autocast_dtype).requires_grad_(parameter.requires_grad)
+
+    def _apart_from_autocast(self, replacement: Callable, args: tuple, kwargs: dict, operands: list[Tensor]) -> Any:
+        """The covered call with torch.autocast off inside; linear layers round their operands themselves."""
+        device = operands[0].device.type if operands else "cpu"
+        if not torch.is_autocast_enabled(device):
+            return replacement(*args, **kwargs)
+        dtype = torch.get_autocast_dtype(device)
+        if dtype is not torch.bfloat16:
+            raise self.refusal(
+                f"torch.autocast to {dtype}", "Covered: bfloat16, as with Trainer(precision='bf16-mixed')."
+            )
+        self._autocast_dtype = dtype
+        try:
+            with torch.autocast(device, enabled=False):
+                return replacement(*args, **kwargs)
+        finally:
+            self._autocast_dtype = None
 
     def _relu(self, input, inplace=False):
         if inplace:

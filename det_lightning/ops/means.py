@@ -64,7 +64,7 @@ def quotient_of(digits: torch.Tensor, denominator: torch.Tensor) -> torch.Tensor
     """
     number = digits_value(denominator.cpu())
     if not isinstance(number, Fraction):
-        return torch.tensor(float("nan"), device=digits.device)
+        return torch.tensor(float("nan"), dtype=torch.float32, device=digits.device)
     return det_quotient(digits, number)
 
 

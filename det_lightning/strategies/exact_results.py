@@ -146,7 +146,7 @@ class ExactMetric:
             total=summed,
         )
         if value is None:
-            value = torch.zeros(()) if summed else self._last
+            value = torch.zeros((), dtype=torch.float32) if summed else self._last
         return value.to(self._last.device)
 
 
