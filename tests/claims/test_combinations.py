@@ -124,9 +124,8 @@ def test_it_is_the_stock_training_up_to_rounding(case):
         torch.frombuffer(bytearray(w), dtype=kind).float().numpy()
         for w in (ours.weights[-1], theirs.weights[-1], ours.weights[0])
     )
-    close = 1e-4 if case == ("adamw", "32-true") else 3e-2
-    assert np.abs(a - b).max() < close * max(1.0, np.abs(b).max())
-    assert np.abs(b - start).max() > 2 * close
+    share = 1e-3 if case == ("adamw", "32-true") else 0.2
+    assert np.abs(a - b).mean() < share * np.abs(b - start).mean()
 
 
 def test_C54_stock_bfloat16_fails_the_same_check():
