@@ -52,6 +52,7 @@ _MEAN = (torch.mean, Tensor.mean)
 _SUM = (torch.sum, Tensor.sum)
 _DROPOUT = (F.dropout, torch.dropout)
 _FEATURE_DROPOUT = (F.dropout1d, F.dropout2d, F.dropout3d)
+_DIVISIONS = frozenset("div truediv itruediv true_divide divide".split())
 _FLATTENING = frozenset("view reshape flatten".split())
 _LOG_SOFTMAX = (F.log_softmax, torch.log_softmax, Tensor.log_softmax)
 _PENALTIES = (
@@ -182,6 +183,8 @@ class FunctionMode(TorchFunctionMode):
             raise self.refusal(
                 name, "A hook would change gradients before the exact sum; change .grad in on_before_optimizer_step."
             )
+        if name in _DIVISIONS and len(args) == 2 and isinstance(args[1], (int, float)) and operands[0].is_cuda:
+            func = _true_division(func)
         # Both now: an operation in place replaces grad_fn.
         terms, follows_mean = self.terms.among(operands), self.terms.hold_mean(operands)
         result = func(*args, **kwargs)
@@ -421,6 +424,12 @@ class _SinkOf:
 
     def digits(self, parameter: Tensor) -> Tensor | None:
         return self._sink.digits(self._parameters[parameter.dim()])
+
+
+def _true_division(func: Callable) -> Callable:
+    """A tensor on CUDA divided by a number: the stock kernel multiplies by the number's reciprocal, rounded twice; by a
+    tensor on the device it divides."""
+    return lambda x, divisor: func(x, torch.tensor(divisor, dtype=x.dtype, device=x.device))
 
 
 def _name_of(func: Callable) -> str:

@@ -54,7 +54,7 @@ def undivided(values: torch.Tensor, digits: torch.Tensor, denominator: torch.Ten
         digits: int64 [NB], their exact sum.
         denominator: int64 [NB], what it is divided by; not negative.
     """
-    return _Undivided.apply(values, quotient_of(digits, denominator))
+    return _Undivided.apply(values, quotient_of(digits, denominator).to(values.device))
 
 
 def quotient_of(digits: torch.Tensor, denominator: torch.Tensor) -> torch.Tensor:
