@@ -8,7 +8,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from det_lightning.arithmetic.elementary import log_of_2  # noqa: E402
+from det_lightning.arithmetic.fixed_point import log_of_2  # noqa: E402
 from det_lightning.kernels import cuda_compile, cuda_layout  # noqa: E402
 
 LN2 = Fraction(log_of_2(300), 1 << 300)
