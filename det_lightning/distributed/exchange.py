@@ -82,7 +82,7 @@ class Exchange:
             return (yield from self._exchange_digits(local.take(), denominator, dtype))
         # Bounds of what this rank holds, so that a maximum over ranks agrees on a window for all of them.
         blocks = local.elements // BLOCK
-        agreed = torch.full((2 * blocks + 1,), _NOTHING, dtype=torch.int64)
+        agreed = torch.full((2 * blocks + 1,), _NOTHING, dtype=torch.int64, device=local.device)
         agreed[-1] = 0
         digits = None
         if not local.empty:

@@ -52,6 +52,7 @@ _MEAN = (torch.mean, Tensor.mean)
 _SUM = (torch.sum, Tensor.sum)
 _DROPOUT = (F.dropout, torch.dropout)
 _FEATURE_DROPOUT = (F.dropout1d, F.dropout2d, F.dropout3d)
+_DIVISIONS = frozenset("div truediv itruediv true_divide divide".split())
 _FLATTENING = frozenset("view reshape flatten".split())
 _LOG_SOFTMAX = (F.log_softmax, torch.log_softmax, Tensor.log_softmax)
 _PENALTIES = (
@@ -96,6 +97,7 @@ class FunctionMode(TorchFunctionMode):
         self.batch_free = BatchFree(model)
         self.terms = LossTerms(samples, self.batch_free)
         self._suspended = False
+        self._autocast_dtype: torch.dtype | None = None
         self._paths: dict[int, str] | None = None
         self._replacements: dict[Callable, Callable] = {
             F.linear: self._linear,
@@ -156,7 +158,7 @@ class FunctionMode(TorchFunctionMode):
         replacement = self._replacements.get(func)
         if replacement is not None:
             try:
-                return replacement(*args, **kwargs)
+                return self._apart_from_autocast(replacement, args, kwargs, operands)
             except DetError:
                 if self.strict:
                     raise
@@ -181,6 +183,8 @@ class FunctionMode(TorchFunctionMode):
             raise self.refusal(
                 name, "A hook would change gradients before the exact sum; change .grad in on_before_optimizer_step."
             )
+        if name in _DIVISIONS and len(args) == 2 and isinstance(args[1], (int, float)) and operands[0].is_cuda:
+            func = _true_division(func)
         # Both now: an operation in place replaces grad_fn.
         terms, follows_mean = self.terms.among(operands), self.terms.hold_mean(operands)
         result = func(*args, **kwargs)
@@ -236,8 +240,6 @@ class FunctionMode(TorchFunctionMode):
             )
 
     def _linear(self, input, weight, bias=None, *, sink=None):
-        if torch.is_autocast_enabled(input.device.type):
-            raise self.refusal("linear under torch.autocast", "Leave autocast out; the model is trained in float32.")
         for role, parameter in (("weight", weight), ("bias", bias)):
             if self.sink is None or parameter is None or not parameter.requires_grad:
                 continue
@@ -252,7 +254,33 @@ class FunctionMode(TorchFunctionMode):
                 self.sink.expect(parameter)
         self.terms.refuse_operands("linear", (input, weight, bias))
         sink = None if self.sink is None else _SinkOf(self.sink, (weight, bias))
+        if self._autocast_dtype is not None:
+            input = input.to(self._autocast_dtype)
+            # A parameter's gradient is the exact sum, not the rounding to bfloat16 of one: the casts carry digits.
+            weight, bias = self._cast(weight), self._cast(bias)
         return linear.linear(input, weight, bias, sink=sink)
+
+    def _cast(self, parameter: Tensor | None) -> Tensor | None:
+        if parameter is None or self.sink is None:
+            return parameter if parameter is None else parameter.to(self._autocast_dtype)
+        return parameter.detach().to(self._autocast_dtype).requires_grad_(parameter.requires_grad)
+
+    def _apart_from_autocast(self, replacement: Callable, args: tuple, kwargs: dict, operands: list[Tensor]) -> Any:
+        """The covered call with torch.autocast off inside; linear layers round their operands themselves."""
+        device = operands[0].device.type if operands else "cpu"
+        if not torch.is_autocast_enabled(device):
+            return replacement(*args, **kwargs)
+        dtype = torch.get_autocast_dtype(device)
+        if dtype is not torch.bfloat16:
+            raise self.refusal(
+                f"torch.autocast to {dtype}", "Covered: bfloat16, as with Trainer(precision='bf16-mixed')."
+            )
+        self._autocast_dtype = dtype
+        try:
+            with torch.autocast(device, enabled=False):
+                return replacement(*args, **kwargs)
+        finally:
+            self._autocast_dtype = None
 
     def _relu(self, input, inplace=False):
         if inplace:
@@ -396,6 +424,12 @@ class _SinkOf:
 
     def digits(self, parameter: Tensor) -> Tensor | None:
         return self._sink.digits(self._parameters[parameter.dim()])
+
+
+def _true_division(func: Callable) -> Callable:
+    """A tensor on CUDA divided by a number: the stock kernel multiplies by the number's reciprocal, rounded twice; by a
+    tensor on the device it divides."""
+    return lambda x, divisor: func(x, torch.tensor(divisor, dtype=x.dtype, device=x.device))
 
 
 def _name_of(func: Callable) -> str:

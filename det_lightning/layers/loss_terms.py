@@ -280,8 +280,9 @@ class LossTerms:
         places = sorted(term.places)
 
         def evaluate(means: list[Tensor]) -> Tensor:
+            here = [mean.to(self._tensors[place].device) for place, mean in zip(places, means, strict=True)]
             with torch.no_grad():
-                return term.evaluate(dict(zip(places, means, strict=True)), False)
+                return term.evaluate(dict(zip(places, here, strict=True)), False)
 
         return [self.means[place] for place in places], evaluate
 

@@ -54,7 +54,7 @@ def undivided(values: torch.Tensor, digits: torch.Tensor, denominator: torch.Ten
         digits: int64 [NB], their exact sum.
         denominator: int64 [NB], what it is divided by; not negative.
     """
-    return _Undivided.apply(values, quotient_of(digits, denominator))
+    return _Undivided.apply(values, quotient_of(digits, denominator).to(values.device))
 
 
 def quotient_of(digits: torch.Tensor, denominator: torch.Tensor) -> torch.Tensor:
@@ -64,7 +64,7 @@ def quotient_of(digits: torch.Tensor, denominator: torch.Tensor) -> torch.Tensor
     """
     number = digits_value(denominator.cpu())
     if not isinstance(number, Fraction):
-        return torch.tensor(float("nan"), device=digits.device)
+        return torch.tensor(float("nan"), dtype=torch.float32, device=digits.device)
     return det_quotient(digits, number)
 
 

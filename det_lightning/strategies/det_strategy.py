@@ -123,7 +123,7 @@ class DetStrategyMixin:
         """No wrapper; but every rank starts from rank 0's state, as under ddp."""
         with torch.no_grad():
             for tensor in [*self.model.parameters(), *self.model.buffers()]:
-                dist.broadcast(tensor.detach(), src=0)
+                _broadcast(tensor.detach())
 
     def setup_optimizers(self, trainer) -> None:
         super().setup_optimizers(trainer)
@@ -248,7 +248,7 @@ class DetStrategyMixin:
         if penalties is not None:  # once a step, the same on every rank
             self.precision_plugin.backward(penalties, self.lightning_module, optimizer)
         self.step_facts = StepFacts(
-            loss=self._plan.evaluate(means),
+            loss=self._plan.evaluate(means).cpu(),
             slice=self.training_data.current,
             sample_digest=digest if self.record_samples else None,
         )
@@ -340,15 +340,23 @@ class DetStrategyMixin:
         return checkpoint
 
 
+def _broadcast(tensor: Tensor) -> None:
+    """The first rank's values on every rank; through a contiguous copy of a format that every backend moves."""
+    whole = torch.view_as_real(tensor) if tensor.is_complex() else tensor
+    sent = (whole.to(torch.uint8) if whole.dtype is torch.bool else whole).contiguous()
+    dist.broadcast(sent, src=0)
+    whole.copy_(sent)
+
+
 def _logging_loops(trainer) -> list[Any]:
     training = trainer.fit_loop.epoch_loop
     return [training, training.val_loop, trainer.validate_loop, trainer.test_loop]
 
 
 def _check_trainer(trainer, device: torch.device) -> None:
-    if device.type != "cpu":
+    if device.type not in ("cpu", "cuda"):
         raise UncoveredError(
-            f'strategy="det" computes on the CPU in this version, not on {device}. Pass Trainer(accelerator="cpu").'
+            f'strategy="det" computes on CPU and CUDA, not on {device}. Pass Trainer(accelerator="cpu") or "gpu".'
         )
     if trainer.state.fn.value != "fit":
         return

@@ -82,18 +82,22 @@ class Sums:
             synchronise: add over its ranks.
             total: a sum is asked for: sums are not divided by the number of steps.
         """
-        integers = self.integers.clone()
-        if synchronise and dist.is_initialized() and dist.get_world_size(add_over) > 1:
-            device = torch.device("cuda") if dist.get_backend(add_over) == "nccl" else integers.device
-            moved = integers.to(device)
-            dist.all_reduce(moved, group=add_over)
-            integers = moved.cpu()
+        integers = _added(self.integers, add_over) if synchronise else self.integers
         if not integers[:, 1].any():
             return None
         over = count_digits(1 if total else max(self.windows, 1))
         return self.evaluate(
             [quotient_of(n, over if whole else d) for (n, d), whole in zip(integers, self.totals, strict=True)]
         )
+
+
+def _added(integers: Tensor, group: Any) -> Tensor:
+    """The sum over the ranks of a process group, on the CPU."""
+    if not dist.is_initialized() or dist.get_world_size(group) == 1:
+        return integers
+    moved = integers.cuda() if dist.get_backend(group) == "nccl" else integers.clone()
+    dist.all_reduce(moved, group=group)
+    return moved.cpu()
 
 
 def _first(means: list[Tensor]) -> Tensor:
@@ -141,12 +145,12 @@ class ExactMetric:
     def _value_of(self, sums: Sums, summed: bool) -> Tensor:
         sync = self.meta.sync
         value = sums.value(
-            add_over=sync.group if sync.group is not None else None,
+            add_over=sync.group,
             synchronise=sync.should and not sync.rank_zero_only,
             total=summed,
         )
         if value is None:
-            value = torch.zeros(()) if summed else self._last
+            value = torch.zeros((), dtype=torch.float32) if summed else self._last
         return value.to(self._last.device)
 
 
@@ -199,9 +203,7 @@ class ExactCollection:
             if metric.is_tensor and (metric.meta.is_max_reduction or metric.meta.is_min_reduction):
                 found[key] = (metric.meta.sync(metric.value.clone()).reshape(1).cpu(), 0)
             elif sums is not None and sums.integers is not None:
-                total = sums.integers.clone()
-                if dist.is_initialized() and metric.meta.sync.should and dist.get_world_size() > 1:
-                    dist.all_reduce(total)
+                total = _added(sums.integers, None) if metric.meta.sync.should else sums.integers
                 found[key] = (normalise_digits(total), sums.windows)
         return found
 

@@ -5,6 +5,7 @@ import torch
 import torch.nn.functional as F
 from lightning.pytorch import LightningModule
 from lightning.pytorch.callbacks import Callback, GradientAccumulationScheduler, StochasticWeightAveraging
+from lightning.pytorch.plugins.precision import MixedPrecision
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 from torch.utils.data import BatchSampler, DataLoader, IterableDataset, RandomSampler, SequentialSampler, TensorDataset
@@ -12,6 +13,7 @@ from torch.utils.data import BatchSampler, DataLoader, IterableDataset, RandomSa
 from det_lightning.errors import InputError, UncoveredError
 from det_lightning.ops.means import exact_mean
 from det_lightning.strategies.given_ranks import free_port
+from det_lightning.strategies.lightning_strategy import DetStrategy
 from tests.claims.trainings import CLASSES, FEATURES, HIDDEN, Network, Run, Split, spread_samples, train
 
 
@@ -253,12 +255,12 @@ def test_what_calls_do_not_show_is_seen_in_the_graph_of_the_loss():
         fit(network(training_step))
 
 
-def test_autocast_is_refused():
+def test_autocast_to_float16_is_refused():
     def training_step(self, batch, batch_idx):
-        with torch.autocast("cpu", dtype=torch.bfloat16):
+        with torch.autocast("cpu", dtype=torch.float16):
             return loss_of(self, batch)
 
-    with pytest.raises(UncoveredError, match=r"linear under torch\.autocast"):
+    with pytest.raises(UncoveredError, match=r"torch\.autocast to torch\.float16.*bf16-mixed"):
         fit(network(training_step))
 
 
@@ -516,10 +518,15 @@ class Iterator_(Network):
         return loss_of(self, next(dataloader_iter)[0])
 
 
-@pytest.mark.parametrize("precision", ["16-mixed", "bf16-mixed", "bf16-true", "64-true"])
+@pytest.mark.parametrize("precision", ["16-true", "64-true"])
 def test_another_precision_is_refused(precision):
     with pytest.raises((UncoveredError, InputError), match=r"precision plugin .* \(precision=.*32-true"):
         fit(Network, trainer={"precision": precision})
+
+
+def test_C24_C25_mixed_float16_is_refused_since_its_loss_scaling_leaves_steps_out():
+    with pytest.raises(UncoveredError, match=r"16-mixed.*loss scaling leaves steps out.*bf16-mixed"):
+        DetStrategy().precision_plugin = MixedPrecision("16-mixed", "cpu")
 
 
 def test_manual_optimization_is_refused():
