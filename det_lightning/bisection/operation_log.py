@@ -14,6 +14,9 @@ from pathlib import Path
 from det_lightning.errors import LedgerError
 
 STATE, BATCH, GRADIENTS = "state", "batch", "gradients"
+# In place of a digest: the operation may still be under way; there is no plain memory to read.
+PENDING, UNREAD = "pending", "unread"
+NOT_READ = (PENDING, UNREAD)
 PHASES = ("begin", "forward", "backward", "reduction", "update", "end")
 MAX_LOG_BYTES = 1 << 31
 
@@ -59,9 +62,9 @@ class Operation:
 
     @property
     def identity(self) -> tuple:
-        """What two calls share if they are the same place of the same program."""
+        """What two calls share if they are the same place of the same program, whatever its modules are called."""
         shapes = tuple((each.dtype, each.shape) for each in self.outputs)
-        return self.phase, self.micro_batch, self.module, self.name, self.node, shapes
+        return self.phase, self.micro_batch, self.name, self.node, shapes
 
 
 def write_line(operation: Operation) -> str:
@@ -77,7 +80,7 @@ def read_log(path: Path) -> list[Operation]:
             return list(_operations(lines))
     except OSError as error:
         raise LedgerError(f"the operations {path} cannot be read: {error.strerror}") from None
-    except (ValueError, TypeError, KeyError) as error:
+    except (ValueError, TypeError, KeyError, RecursionError) as error:
         raise LedgerError(f"{path} is not a log of operations ({error})") from None
 
 

@@ -9,13 +9,14 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from det_lightning.bisection.operation_log import BATCH, GRADIENTS, STATE, Operation, Value
+from det_lightning.bisection.operation_log import BATCH, GRADIENTS, NOT_READ, PENDING, STATE, Operation, Value
 
 OPERATION, ARGUMENT, INPUT, CODE, DATA, STATE_BEFORE, STATE_AFTER = (
     "operation", "argument", "input", "code", "data", "state before", "state after",
 )  # fmt: skip
 _OF_ITS_OWN = (OPERATION, ARGUMENT, CODE, DATA, STATE_BEFORE)
 _LOOK_AHEAD = 40
+_NOWHERE = "that no recorded operation made"
 CONSTANT = "aten.lift_fresh"  # how torch.tensor(number) shows
 
 
@@ -49,12 +50,17 @@ class OperationDifference:
 def first_operation(reference: Sequence[Operation], candidate: Sequence[Operation]) -> OperationDifference | None:
     """The first difference with a cause of its own, None if all operations agree."""
     found: list[OperationDifference] = []
+    values = [
+        {value.digest for each in log for value in (*each.inputs, *each.outputs)} for log in (reference, candidate)
+    ]
     explained: set[str] = set()  # digests on the candidate's side that an earlier difference made
     touched: set[int] = set()  # storages such values were written to
     for one, other in aligned(reference, candidate):
         if one is not None and other is not None and one.identity == other.identity:
             found = [_with_effect(each, one, other) for each in found]
         difference = _difference(one, other, explained, touched, reference, candidate)
+        if difference is not None and difference.kind == CODE and _makes_nothing_new(one, other, *values):
+            continue
         if difference is not None and (difference.kind != CODE or not _goes_on(found, difference)):
             found.append(difference)
         if difference is None or difference.kind != CODE:
@@ -65,7 +71,25 @@ def first_operation(reference: Sequence[Operation], candidate: Sequence[Operatio
                 touched.add(each.storage)
     if len(found) < 2 or _reaches(found[0], candidate):
         return found[0] if found else None
-    return next((each for each in found if each.kind in _OF_ITS_OWN and _reaches(each, candidate)), found[0])
+    return next((each for each in found if _has_its_own_cause(each) and _reaches(each, candidate)), found[0])
+
+
+def _makes_nothing_new(one: Operation | None, other: Operation | None, ours: set[str], theirs: set[str]) -> bool:
+    """Whether all that only one side ran gave values that the other side has too, such as one more view."""
+    sides = ((one, theirs), (other, ours))
+    return all(
+        each.digest in values and each.digest not in NOT_READ
+        for operation, values in sides
+        for each in (operation.outputs if operation else ())
+    )
+
+
+def _has_its_own_cause(difference: OperationDifference) -> bool:
+    """Not for a tensor from nowhere: it may be the consequence of an earlier difference by a way that is not recorded."""
+    if difference.kind != INPUT:
+        return difference.kind in _OF_ITS_OWN
+    known = difference.origin is not None and not any(each.endswith(_NOWHERE) for each in difference.origin)
+    return known or difference.reference.name == CONSTANT
 
 
 def _goes_on(found: list[OperationDifference], difference: OperationDifference) -> bool:
@@ -170,7 +194,7 @@ def _known(value: Value, explained: set[str], touched: set[int]) -> bool:
 def _taint(one: Operation | None, other: Operation | None, explained: set[str], touched: set[int]) -> None:
     if other is None or other.name == STATE:
         return
-    pending = any(each.digest == "pending" for each in other.outputs)
+    pending = any(each.digest == PENDING for each in other.outputs)
     known = any(_known(each, explained, touched) for each in other.inputs)
     for place, made in enumerate(other.outputs):
         if (one is not None and _differ(one.outputs[place], made)) or (pending and known):
@@ -209,6 +233,8 @@ def concerned_tensor(difference: OperationDifference, log: Sequence[Operation]) 
     """
     one = difference.candidate or difference.reference
     gradient = ""
+    if difference.kind == INPUT and (name := getattr(difference.candidate, difference.side)[difference.place].name):
+        return name
     for operation in (difference.shown or ()) + tuple(log[one.index : one.index + _LOOK_AHEAD]):
         if operation.name in (STATE, BATCH):
             continue
@@ -231,4 +257,4 @@ def origin_of(value: Value, log: Sequence[Operation], before: int) -> str:
                     return f"{made.name}{when}"
                 named = f" ({made.name})" if made.name else ""
                 return f"what operation {operation.index}, {operation.name}, gave{named}"
-    return f"{value.name or 'a tensor'} that no recorded operation made"
+    return f"{value.name or 'a tensor'} {_NOWHERE}"

@@ -16,7 +16,7 @@ from typing import Any, TextIO
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from det_lightning.bisection.operation_log import Operation, Value, write_line
+from det_lightning.bisection.operation_log import PENDING, UNREAD, Operation, Value, write_line
 from det_lightning.errors import DetError
 from det_lightning.kernels import dispatch
 from det_lightning.ledger.digest import tensor_digest
@@ -143,7 +143,7 @@ class OperationRecorder(TorchDispatchMode):
             made += [each for each in written if not any(each is other for other in made)]
             outputs = tuple(self._value(tensor) for tensor in made)
             if name.startswith(_ASYNCHRONOUS):  # may still be under way
-                outputs = tuple(replace(each, digest="pending") for each in outputs)
+                outputs = tuple(replace(each, digest=PENDING) for each in outputs)
             if index in self._capture:
                 self._keep(index, kept, made)
             spelled = [spell(each) for each in args] + [f"{key}={spell(each)}" for key, each in kwargs.items()]
@@ -187,7 +187,7 @@ class OperationRecorder(TorchDispatchMode):
             name = name or self.names.get((tensor.data_ptr(), tuple(tensor.shape)), "")
             digest = tensor_digest(_without_repeats(tensor)).hex()
         except (RuntimeError, NotImplementedError, DetError):
-            storage, digest = 0, "unread"  # no plain memory behind it: a fake, sparse or wrapped tensor
+            storage, digest = 0, UNREAD  # no plain memory behind it: a fake, sparse or wrapped tensor
         return Value(str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape), digest, storage, name)
 
     def _keep(self, index: int, inputs: list[torch.Tensor], outputs: list[torch.Tensor]) -> None:

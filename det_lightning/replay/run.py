@@ -78,7 +78,7 @@ def run_rank(
     ledger = WeightLedger(
         plan.out,
         entry=plan.override or plan.entry["function"],
-        entry_arguments=None if plan.override else with_floats(plan.entry.get("arguments")),
+        entry_arguments=_arguments(plan),
         kinds={kind: every for kind, every in plan.recording_of.items() if kind != "leaves"},
         leaves_every_n_steps=plan.recording_of.get("leaves", 1),
     )
@@ -98,11 +98,16 @@ def run_rank(
         **QUIET_TRAINER,
     )
     try:
-        trainer.fit(run.module, run.data, ckpt_path=plan.checkpoint)
+        trainer.fit(run.module, run.data, ckpt_path=plan.checkpoint, weights_only=plan.checkpoint is not None)
     finally:
         if torch.distributed.is_initialized():
             torch.distributed.destroy_process_group()
     return {name: array_of(parameter) for name, parameter in run.module.named_parameters()}
+
+
+def _arguments(plan: ReplayPlan) -> dict[str, Any] | None:
+    same = plan.override in (None, plan.entry.get("function"))
+    return with_floats(plan.entry.get("arguments")) if same else None
 
 
 def _strategy(plan: ReplayPlan, rank: int, port: int) -> dict[str, Any]:

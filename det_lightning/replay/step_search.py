@@ -107,16 +107,21 @@ def search_step(
             return StepFinding(OUTSIDE, "no recorded operation differs, yet the records do")
         rank, difference, log = found
         captures = [{rank: (each.index,)} for each in difference.shown] if difference.shown else [{}, {}]
-        for name, side, capture, first, folder in (
-            ("reference", reference, captures[0], ours, our_folder),
-            ("candidate", candidate, captures[1], theirs, their_folder),
+        for place, (name, side, capture, first) in enumerate(
+            (("reference", reference, captures[0], ours), ("candidate", candidate, captures[1], theirs))
         ):
-            outcome, again_folder = run(f"{name}-second pass", side, capture)
-            if outcome.trace != first.trace or not _same_logs(folder, again_folder, rank, difference):
+            outcome, again = run(f"{name}-second pass", side, capture)
+            accused = [
+                (difference.reference, difference.candidate)[place],
+                *(difference.shown or ())[place : place + 1],
+            ]
+            if outcome.trace != first.trace or not _repeats(
+                again, rank, [each for each in accused if each is not None]
+            ):
                 return StepFinding(
                     NOT_REPRODUCED,
-                    f"two replays of the {name}'s step {step} differ from each other before or at operation "
-                    f"{difference.index}, so nothing can be blamed on it",
+                    f"two replays of the {name}'s step {step} differ from each other at operation {difference.index}, so "
+                    f"nothing can be blamed on it: the step does not repeat itself",
                 )
         element = _element(Path(scratch), rank, difference)
         return StepFinding(
@@ -160,14 +165,16 @@ def _first_over_ranks(ours: Path, theirs: Path) -> tuple[int, OperationDifferenc
     return rank, difference, log
 
 
-def _same_logs(first: Path, second: Path, rank: int, difference: OperationDifference) -> bool:
-    """Whether two passes agree up to the operation; memory is laid out anew in each, so storages are not compared."""
-    name = f"operations-{rank}.jsonl"
-    for one, other in zip(read_log(first / name), read_log(second / name), strict=False):
-        if one.identity != other.identity or [each.digest for each in (*one.inputs, *one.outputs)] != [
-            each.digest for each in (*other.inputs, *other.outputs)
-        ]:
-            return one.index > difference.index
+def _repeats(pass_folder: Path, rank: int, operations: list[Operation]) -> bool:
+    """Whether a second pass ran these operations again, with the same inputs and results; memory is laid out anew."""
+    again = read_log(pass_folder / f"operations-{rank}.jsonl")
+    for one in operations:
+        other = again[one.index] if one.index < len(again) else None
+        if other is None or other.identity != one.identity or other.arguments != one.arguments:
+            return False
+        pairs = zip((*one.inputs, *one.outputs), (*other.inputs, *other.outputs), strict=True)
+        if any(ours.digest != theirs.digest for ours, theirs in pairs):
+            return False
     return True
 
 

@@ -1,5 +1,6 @@
 """One training with one planted change each: what people hunt for when two runs part. Used as entry and as recorder."""
 
+import time
 from pathlib import Path
 
 import torch
@@ -42,6 +43,18 @@ class Pictures(Dataset):
         return self.x[index] * (self.scale if index % 2 else 1.0), self.y[index]
 
 
+class Skewed(torch.autograd.Function):
+    """The identity, with a gradient that is not quite its own."""
+
+    @staticmethod
+    def forward(ctx, x):
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return gradient * (1.0 + 2.0**-20)
+
+
 class Average(Callback):
     """Keeps an exponential average of the first weight in a buffer; a stale one averages the weights before the step."""
 
@@ -59,8 +72,9 @@ class Average(Callback):
 
 
 class Network(LightningModule):
-    def __init__(self, plant: str, *, dropout: bool, shared_buffer: bool):
+    def __init__(self, plant: str, *, dropout: bool, shared_buffer: bool, noisy: bool):
         super().__init__()
+        self.noisy = noisy
         self.plant, self.dropout, self.shared_buffer = plant, dropout, shared_buffer
         self.first, self.middle, self.last = (
             torch.nn.Linear(WIDTH, WIDTH),
@@ -85,6 +99,10 @@ class Network(LightningModule):
             hidden = F.dropout(hidden, 0.25)
         if self.plant == "rank" and late and self.global_rank == 1:
             hidden = hidden * (1.0 + 2.0**-22)
+        if self.plant == "backward" and late:
+            hidden = Skewed.apply(hidden)
+        if self.noisy:
+            self.log("clock", torch.tensor(time.time_ns()) * 1.0)
         logits = self.last(hidden)
         if self.plant == "code" and late:
             logits = logits * 1.25
@@ -110,9 +128,11 @@ class Network(LightningModule):
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
 
 
-def build(plant: str = "", dropout: bool = False, shared_buffer: bool = False, average: bool = False):
+def build(
+    plant: str = "", dropout: bool = False, shared_buffer: bool = False, average: bool = False, noisy: bool = False
+):
     quiet_lightning()
-    module = Network(plant, dropout=dropout, shared_buffer=shared_buffer)
+    module = Network(plant, dropout=dropout, shared_buffer=shared_buffer, noisy=noisy)
     callbacks = [Average(stale=plant == "average")] if average else []
     return module, DataLoader(Pictures(plant), batch_size=6, shuffle=True), callbacks
 

@@ -49,7 +49,7 @@ CASES = [
     Planted("decay", 1, {"weights", "optimizer"}, {"kind": "code", "phase": "update"}, "weights first.bias"),
     Planted("nan", PLANTED_STEP, ALL, {"kind": "argument", "name": "aten.mul.Tensor", "phase": "forward"}),
     Planted(
-        "order", PLANTED_STEP, ALL, {"kind": "code", "module": "middle", "phase": "forward"}, "weights middle.weight"
+        "order", PLANTED_STEP, ALL, {"kind": "input", "module": "middle", "phase": "forward"}, "weights middle.weight"
     ),
     Planted("eps changed", 1, {"weights"}, {"name": "aten.lift_fresh", "phase": "update"}, reference="eps"),
     Planted(
@@ -79,6 +79,21 @@ CASES = [
         options={"world": 2},
     ),
     Planted(
+        "backward",
+        PLANTED_STEP,
+        ALL,
+        {"kind": "code", "name": "aten.mul.Tensor", "phase": "backward", "node": "SkewedBackward"},
+        options={"strategy": "auto"},
+    ),
+    Planted(
+        "average",
+        PLANTED_STEP,
+        {"buffers"},
+        {"kind": "input", "name": "aten.mul.Tensor"},
+        "weights first.weight",
+        options={"average": True, "strategy": "auto", "noisy": True},
+    ),
+    Planted(
         "buffer",
         PLANTED_STEP,
         {"buffers"},
@@ -104,7 +119,7 @@ def references(tmp_path_factory):
     return reference
 
 
-@pytest.mark.parametrize("case", CASES, ids=lambda case: f"{case.plant}-{case.options.get('strategy', 'det')}")
+@pytest.mark.parametrize("case", CASES, ids=lambda case: "-".join(map(str, (case.plant, *case.options))))
 def test_a_planted_change_is_located(references, tmp_path, case):
     reference = references(case.reference, case.options)
     code, told = in_new_process(plant_and_bisect, reference, tmp_path / "ledger", case)
