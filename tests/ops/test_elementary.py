@@ -192,7 +192,7 @@ def test_many_random_patterns_are_as_defined(name):
 @pytest.mark.exhaustive
 @every
 def test_all_inputs_are_the_nearest_float(name):
-    """Every pattern: the float64 function of torch decides, and near ties the definition. A thread a core, a minute or so."""
+    """Every pattern: the float64 function of torch decides, and near ties the definition. One thread a core; minutes."""
     step = 1 << 20
 
     def faults_and_asked(first: int) -> tuple[int, int, int]:
