@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from det_lightning.distributed.exchange import Stages
+from det_lightning.distributed.waiting import wait
 
 
 class Pipeline:
@@ -46,8 +47,7 @@ class Pipeline:
 
     def _resume(self, each: tuple[Stages, Callable[[torch.Tensor], None], list[Any]]) -> None:
         exchange, done, work = each
-        if work[0] is not None:
-            work[0].wait()
+        wait(work[0])
         try:
             work[0] = next(exchange)
         except StopIteration as end:

@@ -19,6 +19,7 @@ from det_lightning.distributed.exchange import Exchange
 from det_lightning.distributed.local_sum import LocalSum
 from det_lightning.distributed.pipeline import Pipeline
 from det_lightning.distributed.tally import Tally
+from det_lightning.distributed.waiting import wait
 from det_lightning.errors import DetError, UncoveredError
 from det_lightning.ops.canonical import canonical_nan
 
@@ -43,6 +44,9 @@ class GradientReducer:
         group: the process group of the replicas; the default group if None.
         levels: see `Exchange`.
         bucket_elements: about how many gradient elements travel together.
+        announced: every gradient of a backward pass was announced by `expect`, and by nothing else; otherwise no bucket
+            begins its exchange before the backward pass is over.
+        frozen_too: parameters that do not require a gradient now may later.
 
     Attributes:
         weightless: the current micro-batch stands in for an empty slice: its digits and means count for nothing.
@@ -56,8 +60,11 @@ class GradientReducer:
         group: dist.ProcessGroup | None = None,
         levels: Sequence[dist.ProcessGroup] | None = None,
         bucket_elements: int = BUCKET_ELEMENTS,
+        announced: bool = True,
+        frozen_too: bool = False,
     ):
-        self.parameters = [(name, parameter) for name, parameter in parameters if parameter.requires_grad]
+        self._announced = announced
+        self.parameters = [(name, p) for name, p in parameters if p.requires_grad or frozen_too]
         self.weightless = False
         self._exchange = Exchange(group, levels)
         tensors = [parameter for _, parameter in self.parameters]
@@ -137,8 +144,7 @@ class GradientReducer:
         work = self._exchange.add(used, largest=True)
         self._pipeline.finish()
         self._wait()
-        if work is not None:
-            work.wait()
+        wait(work)
         used = used.tolist()
         for number, bucket in enumerate(self.buckets):
             for place, offset in zip(bucket.places, bucket.offsets, strict=True):
@@ -187,7 +193,7 @@ class GradientReducer:
             return
         self._left[self._open] = self._left.get(self._open, 1) - 1
         self._open = None
-        while self._last and self._launched < len(self.buckets):
+        while self._last and self._announced and self._launched < len(self.buckets):
             places = self.buckets[self._launched].places
             if any(self._left.get(place, 0) > 0 for place in places):
                 return

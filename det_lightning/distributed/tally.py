@@ -8,6 +8,7 @@ import torch
 
 from det_lightning.arithmetic.formats import NB
 from det_lightning.distributed.exchange import Exchange
+from det_lightning.distributed.waiting import wait
 from det_lightning.errors import UncoveredError
 from det_lightning.ops.digits import digits_value
 from det_lightning.ops.quotient import det_quotient
@@ -45,9 +46,8 @@ class Tally:
 
     def wait(self) -> None:
         """Until the sums are those of all ranks."""
-        if self._work is not None:
-            self._work.wait()
-            self._work = None
+        wait(self._work)
+        self._work = None
         self._lay_out(self._integers.cpu())
 
     def check(self) -> None:

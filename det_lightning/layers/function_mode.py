@@ -6,7 +6,7 @@ tensor cannot move a bit of the training and passes.
 
 import inspect
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from types import FrameType
 from typing import Any, Protocol
@@ -14,7 +14,7 @@ from typing import Any, Protocol
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.overrides import TorchFunctionMode
+from torch.overrides import TorchFunctionMode, _get_current_function_mode_stack
 
 from det_lightning.errors import DetError, InputError, UncoveredError
 from det_lightning.layers.batch_free import BatchFree
@@ -50,6 +50,7 @@ _INPLACE_RELU = (F.relu_, torch.relu_, Tensor.relu_)
 _RELU = (F.relu, torch.relu, Tensor.relu, activation.relu)
 _MEAN = (torch.mean, Tensor.mean)
 _SUM = (torch.sum, Tensor.sum)
+_GRADIENT_PROPERTY = frozenset((Tensor.grad.__get__, Tensor.grad.__set__, Tensor.grad.__delete__))
 _DROPOUT = (F.dropout, torch.dropout)
 _FEATURE_DROPOUT = (F.dropout1d, F.dropout2d, F.dropout3d)
 _DIVISIONS = frozenset("div truediv itruediv true_divide divide".split())
@@ -144,7 +145,7 @@ class FunctionMode(TorchFunctionMode):
 
     def __torch_function__(self, func, types, args=(), kwargs=None):
         kwargs = kwargs or {}
-        if self._suspended:
+        if self._suspended or func in _GRADIENT_PROPERTY:
             return func(*args, **kwargs)
         name = _name_of(func)
         operands = [value for value in _flatten((args, kwargs)) if isinstance(value, Tensor)]
@@ -424,6 +425,16 @@ class _SinkOf:
 
     def digits(self, parameter: Tensor) -> Tensor | None:
         return self._sink.digits(self._parameters[parameter.dim()])
+
+
+@contextmanager
+def all_suspended() -> Iterator[None]:
+    """Every function mode of ours on this thread's stack lets calls pass: for the strategy's own code within a step."""
+    with ExitStack() as stack:
+        for mode in _get_current_function_mode_stack():
+            if isinstance(mode, FunctionMode):
+                stack.enter_context(mode.suspended())
+        yield
 
 
 def _true_division(func: Callable) -> Callable:

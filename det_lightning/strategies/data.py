@@ -85,12 +85,15 @@ class TrainingData:
         )
         if resumed is not None:
             resumed.check(self.order)
+        automatic = trainer.lightning_module.automatic_optimization
+        progress = trainer.fit_loop.epoch_loop.batch_progress
         sampler = SliceSampler(
             self.order,
             world_size=world_size,
             rank=rank,
             accumulate=accumulate,
-            steps_done=lambda: trainer.global_step,
+            # Under manual optimization a batch makes as many optimizer steps as it likes.
+            steps_done=lambda: trainer.global_step if automatic else progress.total.completed,
         )
         self._loader = SliceLoader(loader, sampler, value_digest if record_samples else None, may_draw=False)
         return self._loader

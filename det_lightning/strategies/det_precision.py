@@ -6,6 +6,7 @@ from typing import Any
 from torch import Tensor
 
 from det_lightning.errors import UncoveredError
+from det_lightning.layers.function_mode import all_suspended
 from det_lightning.optim.gradient_norm import clip_gradients_by_norm, clip_gradients_by_value
 from det_lightning.optim.stepping import step_optimizer
 
@@ -27,14 +28,17 @@ class DetPrecisionMixin:
             )
         self.clip = None
         result = self._wrap_closure(model, optimizer, closure)
-        step_optimizer(optimizer)
+        with all_suspended():  # in manual optimization this is within the user's step
+            step_optimizer(optimizer)
         return result
 
     def clip_grad_by_norm(self, optimizer: Any, clip_val: float) -> None:
-        self.clip = clip_gradients_by_norm(self._gradients(optimizer), float(clip_val))
+        with all_suspended():
+            self.clip = clip_gradients_by_norm(self._gradients(optimizer), float(clip_val))
 
     def clip_grad_by_value(self, optimizer: Any, clip_val: float) -> None:
-        clip_gradients_by_value(self._gradients(optimizer), float(clip_val))
+        with all_suspended():
+            clip_gradients_by_value(self._gradients(optimizer), float(clip_val))
 
     def _gradients(self, optimizer: Any) -> list[Tensor]:
         return [parameter.grad for parameter in self.main_params(optimizer) if parameter.grad is not None]

@@ -6,9 +6,8 @@ digits in the reducer -> after the last micro-batch one exact all-reduce and one
 """
 
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, Literal
 
@@ -17,40 +16,20 @@ import torch.distributed as dist
 from torch import Tensor
 
 from det_lightning.distributed.metric_reduce import reduce_metric
-from det_lightning.distributed.reducer import GradientReducer, MeanPart
-from det_lightning.distributed.sample_order import Slice
 from det_lightning.errors import InputError, UncoveredError
-from det_lightning.layers.checkpointing import covered_checkpointing
 from det_lightning.layers.convert import convert, refuse_hooks, restore
 from det_lightning.layers.function_mode import FunctionMode
-from det_lightning.layers.loss_terms import MOST_MEANS, LossPlan
-from det_lightning.layers.random_places import RandomPlaces
-from det_lightning.optim.gradient_norm import gradient_norm
 from det_lightning.optim.stepping import check_optimizer
 from det_lightning.strategies import resume
 from det_lightning.strategies.data import TrainingData, check_fetching, evaluation_loader
 from det_lightning.strategies.exact_results import ExactCollection, make_exact, make_stock
 from det_lightning.strategies.stand_in import surroundings
+from det_lightning.strategies.step import StepMixin
 
 ARITHMETIC = "det"
 
 
-@dataclass(frozen=True)
-class StepFacts:
-    """What the last optimizer step was made of; the same on every rank.
-
-    Attributes:
-        loss: float32 without dimensions, the exact mean over the global batch put through the loss's constants.
-        slice: epoch and step within the epoch.
-        sample_digest: sum modulo 2^64 of the digests of all samples; None unless `record_samples` is set.
-    """
-
-    loss: Tensor
-    slice: Slice
-    sample_digest: int | None
-
-
-class DetStrategyMixin:
+class DetStrategyMixin(StepMixin):
     """Mixed in before Lightning's DDPStrategy, of which launchers, ranks and the process group are used."""
 
     def __init__(
@@ -67,6 +46,7 @@ class DetStrategyMixin:
         global_batch: int | None = None,
         seed: int | None = None,
         stock_optimizers: bool = False,
+        check_replicas: bool = True,
     ):
         """Trains to the same bits at any world size, micro-batch size and accumulation.
 
@@ -76,6 +56,8 @@ class DetStrategyMixin:
                 not looked at, and any world size will do, divisor or not.
             seed: key of the sample order; by default that of `seed_everything`, else 0.
             stock_optimizers: step an optimizer that has no sequence of ours as it is, and say which claim is lost.
+            check_replicas: compare the digests of all weights over the ranks after every optimizer step, and stop with
+                the rank's and the tensor's name where they differ.
             start_method: how Lightning starts the processes; the other arguments are Lightning's too.
         """
         if global_batch is not None and global_batch < 1:
@@ -90,17 +72,13 @@ class DetStrategyMixin:
             timeout=timeout,
             start_method=start_method,
         )
-        self._stock_optimizers = stock_optimizers
+        self._stock_optimizers, self._check_replicas = stock_optimizers, check_replicas
         self.lost_claims: list[str] = []
         self.record_samples = False
         self.saved_checkpoints: list[tuple[int, str]] = []
-        self.step_facts: StepFacts | None = None
         self.training_data = TrainingData(global_batch, seed)
         self._swapped: dict[str, type] = {}
-        self._reducer: GradientReducer | None = None
-        self._synchronise = True
-        self._pending = 0
-        self._plan: LossPlan | None = None
+        self._clear_step()
         self._logged: dict[str, Any] | None = None
         self._resumed: resume.Stamp | None = None
         self._connector = self._own_sampler = None
@@ -137,8 +115,7 @@ class DetStrategyMixin:
         refuse_hooks(self.lightning_module)  # callbacks may have added some since setup
         check_fetching(self.lightning_module.trainer)
         self._go_on_logging()
-        self._pending = 0
-        self._reducer = None
+        self._clear_step()
 
     def teardown(self) -> None:
         if self._swapped and self.lightning_module is not None:
@@ -146,7 +123,8 @@ class DetStrategyMixin:
             self._swapped = {}
             for loop in _logging_loops(self.lightning_module.trainer):
                 make_stock(loop._results)
-        self._reducer = self._plan = self._resumed = None
+        self._clear_step()
+        self._resumed = None
         if self._connector is not None:
             self._connector.use_distributed_sampler, self._connector = self._own_sampler, None
         super().teardown()
@@ -175,93 +153,6 @@ class DetStrategyMixin:
         with self._mode(sink=None, phase="transfer"):
             return super().batch_to_device(batch, device, dataloader_idx)
 
-    def _mode(self, *, sink: GradientReducer | None, phase: str) -> FunctionMode:
-        data = self.training_data
-        step = self.lightning_module.trainer.global_step
-        places = RandomPlaces(data.order.seed, step, data.positions, phase)
-        return FunctionMode(self.lightning_module, sink=sink, samples=data.samples, strict=True, places=places)
-
-    def training_step(self, *args: Any, **kwargs: Any) -> Any:
-        here = self.training_data.current
-        if self._pending == 0:
-            self._begin_step()
-            if self._resumed is not None:
-                # Lightning skips schedulers that look at an epoch's metrics in the epoch of a resume, because it has
-                # not got those of its first part; ours are in the checkpoint.
-                self.lightning_module.trainer.fit_loop._restarting = False
-        self._reducer.weightless = here.empty
-        mode = self._mode(sink=self._reducer, phase="step")
-        with (
-            covered_checkpointing(mode.again),
-            surroundings(self.lightning_module, mode, weightless=here.empty, window=(here.epoch, here.step)),
-        ):
-            output = super().training_step(*args, **kwargs)
-        loss = output.get("loss") if isinstance(output, Mapping) else output
-        if not isinstance(loss, Tensor):
-            raise UncoveredError(
-                f'training_step returned {type(output).__name__} without a loss tensor. Under strategy="det" every '
-                f"micro-batch takes part in the exact sum: return the loss, or leave the sample out of the data set."
-            )
-        self._plan = plan = mode.terms.finish(loss)
-        parts = [MeanPart(mean.digits, mean.denominator, mean.total) for mean in plan.means]
-        self._reducer.add_loss(parts, plan.groups, plan.structure)
-        if self.training_data.current_digest is not None:
-            self._reducer.add_sample_digest(self.training_data.current_digest)
-        self._pending += 1
-        return output
-
-    def _begin_step(self) -> None:
-        """Buckets of the parameters that are trainable now: callbacks may freeze and unfreeze between two steps."""
-        named = [(name, p) for name, p in self.lightning_module.named_parameters() if p.requires_grad]
-        if self._reducer is None or [id(p) for _, p in named] != [id(p) for _, p in self._reducer.parameters]:
-            self._reducer = GradientReducer(named, means=MOST_MEANS)
-
-    def backward(self, closure_loss: Tensor, optimizer: Any, *args: Any, **kwargs: Any) -> Tensor:
-        """Back-propagates the loss as training_step returned it: Lightning's own was divided by the accumulation."""
-        module = self.lightning_module
-        self.pre_backward(closure_loss)
-        closure_loss = self.precision_plugin.pre_backward(closure_loss, module)
-        for parameter in module.parameters():
-            parameter.grad = None
-        plan = self._plan
-        for group in range(len(plan.groups)):
-            again = {"retain_graph": True} if group + 1 < len(plan.groups) else {}
-            self._reducer.begin(group, last=self._synchronise)
-            self.precision_plugin.backward(plan.partial(group), module, optimizer, *args, **kwargs, **again)
-            self._reducer.end()
-        for name, parameter in module.named_parameters():
-            if parameter.grad is not None:
-                raise UncoveredError(
-                    f"the parameter {name} received a gradient that was already summed and rounded over the "
-                    f"micro-batch. Use it through nn.Linear or F.linear, or freeze it (requires_grad_(False))."
-                )
-        if self._synchronise:
-            self._reduce(optimizer)
-        self._plan = None
-        closure_loss = self.precision_plugin.post_backward(closure_loss, module)
-        self.post_backward(closure_loss)
-        return closure_loss
-
-    def _reduce(self, optimizer: Any) -> None:
-        means, digest = self._reducer.reduce()
-        penalties = self._plan.partial(None)
-        if penalties is not None:  # once a step, the same on every rank
-            self.precision_plugin.backward(penalties, self.lightning_module, optimizer)
-        self.step_facts = StepFacts(
-            loss=self._plan.evaluate(means).cpu(),
-            slice=self.training_data.current,
-            sample_digest=digest if self.record_samples else None,
-        )
-        self._pending = 0
-
-    @contextmanager
-    def block_backward_sync(self) -> Iterator[None]:
-        self._synchronise = False
-        try:
-            yield
-        finally:
-            self._synchronise = True
-
     def validation_step(self, *args: Any, **kwargs: Any) -> Any:
         with self._evaluation(args):
             return super().validation_step(*args, **kwargs)
@@ -281,18 +172,11 @@ class DetStrategyMixin:
         with surroundings(self.lightning_module, mode, weightless=weightless, window=object()):
             yield
 
-    def gradient_norm(self) -> Tensor:
-        """The norm of all gradients as they are now: one exact sum of squares and a root, rounded once, float32; the
-        same bits at every split and on every machine. For logging in on_before_optimizer_step."""
-        return gradient_norm(p.grad for p in self.lightning_module.parameters() if p.grad is not None)
-
     def reduce(self, tensor: Any, group: Any = None, reduce_op: Any = "mean") -> Any:
         return reduce_metric(tensor, group, reduce_op) if isinstance(tensor, Tensor) else tensor
 
     def on_exception(self, exception: BaseException) -> None:
-        if self._reducer is not None:
-            self._reducer.clear()
-        self._pending = 0
+        self._clear_step()
 
     # Checkpoints
 
@@ -360,14 +244,13 @@ def _check_trainer(trainer, device: torch.device) -> None:
         )
     if trainer.state.fn.value != "fit":
         return
-    if not trainer.lightning_module.automatic_optimization:
-        raise UncoveredError(
-            'strategy="det" does not cover manual optimization (automatic_optimization = False): let Lightning run '
-            "backward and step, with one optimizer from configure_optimizers."
-        )
     for callback in trainer.callbacks:
-        if type(callback).__name__ in ("GradientAccumulationScheduler", "StochasticWeightAveraging"):
-            raise UncoveredError(f'the callback {type(callback).__name__} is not covered by strategy="det"; remove it.')
+        if type(callback).__name__ == "GradientAccumulationScheduler":
+            raise UncoveredError(
+                'the callback GradientAccumulationScheduler is not covered by strategy="det": it changes the global batch '
+                "from epoch to epoch, while the order of samples is cut into steps of one size. Train in several fits, each "
+                "with DetStrategy(global_batch=...) and the weights of the one before; accumulation itself moves no bit."
+            )
 
 
 def _check_subnormals() -> None:

@@ -4,7 +4,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from lightning.pytorch import LightningModule
-from lightning.pytorch.callbacks import Callback, GradientAccumulationScheduler, StochasticWeightAveraging
+from lightning.pytorch.callbacks import Callback, GradientAccumulationScheduler
 from lightning.pytorch.plugins.precision import MixedPrecision
 from torch import nn
 from torch.utils.checkpoint import checkpoint
@@ -502,17 +502,6 @@ def test_parameters_in_float64_are_refused():
         fit(lambda: Network().double())
 
 
-class Manual(Network):
-    def __init__(self):
-        super().__init__()
-        self.automatic_optimization = False
-
-
-class TwoOptimizers(Network):
-    def configure_optimizers(self):
-        return [torch.optim.SGD(layer.parameters(), lr=0.1) for layer in (self.hidden, self.output)]
-
-
 class Iterator_(Network):
     def training_step(self, dataloader_iter):
         return loss_of(self, next(dataloader_iter)[0])
@@ -527,11 +516,6 @@ def test_another_precision_is_refused(precision):
 def test_C24_C25_mixed_float16_is_refused_since_its_loss_scaling_leaves_steps_out():
     with pytest.raises(UncoveredError, match=r"16-mixed.*loss scaling leaves steps out.*bf16-mixed"):
         DetStrategy().precision_plugin = MixedPrecision("16-mixed", "cpu")
-
-
-def test_manual_optimization_is_refused():
-    with pytest.raises(UncoveredError, match="manual optimization"):
-        fit(Manual, trainer={"gradient_clip_val": None})
 
 
 def test_a_training_step_that_takes_the_iterator_is_refused():
@@ -569,7 +553,6 @@ def test_gradient_hooks_are_refused_wherever_they_come_from():
         ({"split": Split(1, 4, 3), "trainer": {"limit_train_batches": 4}}, InputError, "inside an optimizer step of 3"),
         ({"trainer": {"limit_train_batches": 0.5}}, InputError, "limit_train_batches=0.5"),
         ({"callbacks": (GradientAccumulationScheduler({1: 2}),)}, UncoveredError, "GradientAccumulationScheduler"),
-        ({"callbacks": (StochasticWeightAveraging(0.1),)}, UncoveredError, "StochasticWeightAveraging"),
         ({"options": {"global_batch": 0}}, InputError, "global_batch must be at least 1, got 0"),
     ],
 )
