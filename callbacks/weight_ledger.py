@@ -2,7 +2,7 @@
 
 import os
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 from warnings import warn
@@ -12,7 +12,7 @@ import torch
 from blake3 import blake3
 from det_lightning.callbacks.lightning_namespace import Callback
 from det_lightning.callbacks.run_header import entry_of, environment, recipe
-from det_lightning.callbacks.run_states import digests_of, named_states, schedule_of
+from det_lightning.callbacks.run_states import Fetched, StartedDigests, named_states, schedule_of
 
 from det_lightning.errors import InputError
 from det_lightning.ledger.record import KINDS, float_bits, root
@@ -60,7 +60,8 @@ class WeightLedger(Callback):
         self._writer: LedgerWriter | None = None
         self._state: dict[str, Any] = {}  # step and trace of the last record, for checkpoints
         self._step = 0
-        self._gradients: dict[str, bytes] = {}
+        self._gradients = StartedDigests({})
+        self._pending: Callable[[], None] | None = None  # writes the record whose digests are still under way
         self._rates: list[str] = []
 
     @property
@@ -73,10 +74,18 @@ class WeightLedger(Callback):
         return "WeightLedger"  # not the path: a replay continues the trace of a checkpoint in a directory of its own
 
     def state_dict(self) -> dict[str, Any]:
+        self.flush()
         return dict(self._state)
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self._state = dict(state)
+
+    def flush(self) -> None:
+        """Writes the last record now. On a CUDA device it otherwise waits for the end of the next step, so that the device
+        never does."""
+        write, self._pending = self._pending, None
+        if write is not None:
+            write()
 
     def setup(self, trainer, pl_module, stage: str) -> None:
         if stage == "fit" and hasattr(trainer.strategy, "record_samples"):
@@ -94,13 +103,14 @@ class WeightLedger(Callback):
             return
         self._rates = [float_bits(float(group["lr"])) for group in optimizer.param_groups]
         if self._is_due("gradients", trainer.global_step + 1):
-            self._gradients = digests_of(named_states(pl_module, [])["gradients"])
+            self._gradients = StartedDigests(named_states(pl_module, [])["gradients"])
 
     def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx) -> None:
         if trainer.global_step == self._step:
             return
         self._step = trainer.global_step
         if self._writer is not None:
+            self.flush()
             self._note_checkpoints(trainer)
             facts = getattr(trainer.strategy, "step_facts", None)
             loss = facts.loss if facts is not None else outputs["loss"] if isinstance(outputs, dict) else outputs
@@ -108,14 +118,24 @@ class WeightLedger(Callback):
 
     def on_train_end(self, trainer, pl_module) -> None:
         if self._writer is not None:
+            self.flush()
             self._note_checkpoints(trainer)
             self._writer.close()
 
     def teardown(self, trainer, pl_module, stage: str) -> None:
-        """After an exception the ledger stays open-ended: it does not say that the run was finished."""
+        self._end()
+
+    def on_exception(self, trainer, pl_module, exception: BaseException) -> None:
+        """The ledger stays open-ended: it does not say that the run was finished."""
+        self._end()
+
+    def _end(self) -> None:
         if self._writer is not None:
-            self._writer.abandon()
-            self._writer = None
+            try:
+                self.flush()
+            finally:
+                self._writer.abandon()
+                self._writer = self._pending = None
 
     def _open(self, trainer, pl_module) -> LedgerWriter:
         here = environment(trainer) | {"recording": self.recording}
@@ -147,30 +167,45 @@ class WeightLedger(Callback):
             "epoch": facts.slice.epoch if facts is not None else trainer.current_epoch,
             "sample_ids": None if facts is None else _ids_digest(strategy.training_data.order, facts.slice),
             "sample_bytes": None if facts is None or facts.sample_digest is None else f"{facts.sample_digest:016x}",
-            "loss": None if loss is None else float_bits(loss.detach()),
             "learning_rates": [] if first else self._rates,
             "clip": None if clip is None else {"norm": float_bits(clip[0]), "coefficient": float_bits(clip[1])},
         }
-        leaves = self._leaves(trainer, pl_module)
+        started = self._start(trainer, pl_module)
+        fetched = None if first else Fetched(loss)
+        loggers = trainer.loggers if self._log and self._step % trainer.log_every_n_steps == 0 else []
+
+        def write() -> None:
+            agree["loss"] = None if fetched is None else float_bits(fetched.tensor())
+            self._write(agree, {kind: each.result() for kind, each in started.items()}, loggers)
+
+        self._pending, self._gradients = write, StartedDigests({})
+        if not self._defers(pl_module):
+            self.flush()
+
+    def _write(self, agree: dict[str, Any], leaves: dict[str, dict[str, bytes]], loggers: Iterable[Any]) -> None:
+        step = agree["step"]
         agree["roots"] = {kind: None for kind in self._every if kind not in leaves}
-        if self._step % self._leaves_every:
+        if step % self._leaves_every:
             agree["roots"] |= {kind: root(digests) for kind, digests in leaves.items()}
             leaves = {}
         record = self._writer.append(agree, leaves, {"time_ns": time.time_ns()})
         self._state = {"step": record.step, "trace": record.trace}
-        self._gradients = {}
-        if self._log and self._step % trainer.log_every_n_steps == 0:
-            numbers = {"trace": record.trace} | {kind: value for kind, value in record.agree["roots"].items() if value}
-            for logger in trainer.loggers:
-                logger.log_metrics({f"ledger/{name}": as_number(value) for name, value in numbers.items()}, self._step)
+        numbers = {"trace": record.trace} | {kind: value for kind, value in record.agree["roots"].items() if value}
+        for logger in loggers:
+            logger.log_metrics({f"ledger/{name}": as_number(value) for name, value in numbers.items()}, step)
+
+    @staticmethod
+    def _defers(pl_module: torch.nn.Module) -> bool:
+        """Whether a record is written one step late."""
+        return any(parameter.is_cuda for parameter in pl_module.parameters())
 
     def _is_due(self, kind: str, step: int) -> bool:
         return kind in self._every and step % self._every[kind] == 0
 
-    def _leaves(self, trainer, pl_module) -> dict[str, dict[str, bytes]]:
+    def _start(self, trainer, pl_module) -> dict[str, StartedDigests]:
         states = named_states(pl_module, trainer.optimizers)
         due = [kind for kind in self._every if self._is_due(kind, self._step)]
-        return {kind: self._gradients if kind == "gradients" else digests_of(states[kind]) for kind in due}
+        return {kind: self._gradients if kind == "gradients" else StartedDigests(states[kind]) for kind in due}
 
     def _note_checkpoints(self, trainer) -> None:
         saved = getattr(trainer.strategy, "saved_checkpoints", [])

@@ -252,6 +252,39 @@ def test_what_is_recorded_less_often_is_replayed_alike(tmp_path, option):
     assert result.matched and result.steps == 9
 
 
+class DeferringLedger(WeightLedger):
+    """As on a CUDA device, where digests are fetched while the next step runs."""
+
+    @staticmethod
+    def _defers(pl_module) -> bool:
+        return True
+
+
+def fit_deferring(folder: Path, steps: int, resume: str | None = None, callback: Callback | None = None) -> None:
+    quiet_lightning()
+    module, loader = build()
+    arguments = {name: value for name, value in QUIET_TRAINER.items() if name != "enable_checkpointing"}
+    saver = ModelCheckpoint(folder, every_n_train_steps=3, save_top_k=-1, filename="{step}")
+    callbacks = [*([callback] if callback else []), DeferringLedger(folder / "ledger"), saver]
+    trainer = Trainer(
+        accelerator="cpu", devices=1, strategy=DetStrategy(seed=4), max_steps=steps, callbacks=callbacks, **arguments
+    )
+    trainer.fit(module, loader, ckpt_path=resume)
+
+
+def test_records_that_are_written_one_step_late_are_the_same_also_after_an_exception_and_a_resume(tmp_path):
+    in_new_process(fit, tmp_path / "at once", steps=8)
+    expected = traces(tmp_path / "at once" / "ledger")
+    with pytest.raises(Failed, match="planted"):
+        in_new_process(fit_deferring, tmp_path / "late", 8, callback=_RaisingNetwork())
+    assert traces(tmp_path / "late" / "ledger") == {step: trace for step, trace in expected.items() if step <= 4}
+    in_new_process(fit_deferring, tmp_path / "late", 8, str(tmp_path / "late" / "step=3.ckpt"))
+    assert traces(tmp_path / "late" / "ledger") == expected
+    with LedgerReader(tmp_path / "late" / "ledger") as late, LedgerReader(tmp_path / "at once" / "ledger") as once:
+        assert late.closed and late.verify_chain().sound
+        assert {each.step for each in late.checkpoints()} == {each.step for each in once.checkpoints()} == {3, 6}
+
+
 def fit_with_options(path: Path, option: dict) -> None:
     quiet_lightning()
     module, loader = build()

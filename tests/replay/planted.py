@@ -146,6 +146,7 @@ def record(
     world: int = 1,
     port: int | None = None,
     saved: Path | None = None,
+    seed: int = 4,
     **options,
 ) -> None:
     """Trains STEPS steps and records them."""
@@ -156,7 +157,7 @@ def record(
         accelerator="cpu",
         devices=world,
         strategy={
-            "det": lambda: DetStrategy(seed=4, cluster_environment=cluster, global_batch=12),
+            "det": lambda: DetStrategy(seed=seed, cluster_environment=cluster, global_batch=12),
             "ddp": lambda: DDPStrategy(cluster_environment=cluster, process_group_backend="gloo"),
             "auto": lambda: "auto",
         }[strategy](),
