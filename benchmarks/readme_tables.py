@@ -88,6 +88,11 @@ def measurements() -> str:
         f"{len(result['tests']['not_passed'])} failed. [docs/cuda.md](docs/cuda.md) says what bounds each line.\n\n"
         "| product | of cuBLAS float32 | of cuBLAS bfloat16 | int8 TOPS inside |\n|---|---|---|---|\n"
         + "\n".join(rows)
+        + "".join(
+            f"\n\n{row['work']}: {100 * row['share_of_copy']:.0f} % of a device copy's bandwidth."
+            for row in result["streams"]
+            if row["work"].startswith("digest")
+        )
         + f"\n\n<sub>{origin(result)}</sub>"
     )
     result = load("streams-h200.json")

@@ -4,6 +4,7 @@ The float64 functions decide almost every input at once: where their value, move
 that is the nearest float. Only where it does not, the definition on integers is asked.
 """
 
+import math
 from fractions import Fraction
 
 import mpmath
@@ -33,9 +34,29 @@ def _silu_derivative(x: torch.Tensor) -> torch.Tensor:
     return (1 + x * (t / (1 + t))) / (1 + t)
 
 
+def _tail(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Phi(-|x|) and phi(x), far out those of 30."""
+    a = x.abs().clamp(max=30)
+    decay = torch.exp(-a * a / 2)
+    return torch.special.erfcx(a / math.sqrt(2)) * decay / 2, decay / math.sqrt(2 * math.pi)
+
+
+def _gelu(x: torch.Tensor) -> torch.Tensor:
+    tail, _ = _tail(x)
+    return torch.where(x <= 0, x * tail, x - x * tail)
+
+
+def _gelu_derivative(x: torch.Tensor) -> torch.Tensor:
+    tail, density = _tail(x)
+    inner = x.clamp(-30, 30) * density
+    return torch.where(x < 0, tail + inner, 1 - (tail - inner))
+
+
 REFERENCES = {
     "exp": torch.exp,
     "expm1": torch.expm1,
+    "gelu": _gelu,
+    "gelu_derivative": _gelu_derivative,
     "log": torch.log,
     "log1p": torch.log1p,
     "log1p_derivative": lambda x: 1 / (1 + x),
@@ -58,7 +79,12 @@ REFERENCES = {
 
 def _size(name: str, x: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
     """What the error of a reference is relative to: its value, or the terms that cancel in it."""
-    return torch.sigmoid(x) * (2 + x.abs()) if name == "silu_derivative" else value.abs()
+    if name == "silu_derivative":
+        return torch.sigmoid(x) * (2 + x.abs())
+    if name == "gelu_derivative":
+        tail, density = _tail(x)
+        return 8 * torch.where(x < 0, tail + x.abs().clamp(max=30) * density, 1.0)
+    return 8 * value.abs() if name == "gelu" else value.abs()  # erfcx is off by a few units more
 
 
 def rounded(z: torch.Tensor, form: Format) -> torch.Tensor:
@@ -120,6 +146,8 @@ def count_faults(name: str, x: torch.Tensor, result: torch.Tensor, form: Format 
 _MP = {
     "exp": mpmath.exp,
     "expm1": mpmath.expm1,
+    "gelu": lambda x: x * mpmath.erfc(-x / mpmath.sqrt(2)) / 2,
+    "gelu_derivative": lambda x: mpmath.erfc(-x / mpmath.sqrt(2)) / 2 + x * mpmath.npdf(x),
     "log": mpmath.log,
     "log1p": lambda x: mpmath.log(1 + x),
     "log1p_derivative": lambda x: 1 / (1 + x),

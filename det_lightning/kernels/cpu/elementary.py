@@ -13,10 +13,10 @@ from .views import empty_words, float32_words, from_words
 _product_block = Kernel("elementary_product", "product_block")
 _KERNELS = {name: Kernel("elementary", f"{name}_block") for name in FUNCTIONS}
 
-DOUBT = {name: 1 << 15 if name == "silu_derivative" else 32 for name in FUNCTIONS}
+DOUBT = {name: 1 << 15 if name in ("gelu_derivative", "silu_derivative") else 32 for name in FUNCTIONS}
 """Last places of a float64 around a tie in which the short evaluation is not trusted: twice its error bound.
 
-Up to ten bits of silu' may cancel in the short form.
+Up to ten bits of gelu' and silu' may cancel in the short form.
 """
 
 ALWAYS_IN_DOUBT = 1 << 60

@@ -157,6 +157,8 @@ def _block(name: str):
 
 exp_block = _block("exp")
 expm1_block = _block("expm1")
+gelu_block = _block("gelu")
+gelu_derivative_block = _block("gelu_derivative")
 log_block = _block("log")
 log1p_block = _block("log1p")
 log1p_derivative_block = _block("log1p_derivative")
