@@ -20,6 +20,7 @@ import torch.multiprocessing as mp  # noqa: E402
 from benchmarks.surroundings import RESULTS, output_of, surroundings  # noqa: E402
 from det_lightning.distributed.buckets import BLOCK  # noqa: E402
 from det_lightning.distributed.exchange import Exchange  # noqa: E402
+from det_lightning.distributed.waiting import wait  # noqa: E402
 from det_lightning.ops.windowed_digits import WindowedDigits  # noqa: E402
 from det_lightning.strategies.given_ranks import free_port  # noqa: E402
 
@@ -38,20 +39,28 @@ def milliseconds(run, *arguments) -> float:
     return begin.elapsed_time(end)
 
 
+def stages(exchange: Exchange, window: WindowedDigits):
+    """What a bucket goes through in a training once its digits are in a window, the agreement on the window included."""
+    used, high = torch.ones_like(window.base, dtype=torch.bool), window.base + 70
+    agreed = torch.cat([high, -window.base, used[:1].long()])
+    yield exchange.add(agreed, largest=True)
+    base = -agreed[len(high) : -1]
+    lowest, highest = torch.stack([base.min(), base.max()]).tolist()
+    return (yield from exchange.word_stages(window.words, base, (lowest, highest), lambda: Fraction(24), torch.float32))
+
+
 def exchange_all(exchange: Exchange, windows: list[WindowedDigits], gradients: list[torch.Tensor]) -> None:
     """All buckets, each stage of one behind the same stage of the one before."""
-    running = [exchange._exchange_words(window, lambda: Fraction(24), torch.float32) for window in windows]
-    works = {}
-    for place, stages in enumerate(running):
-        works[place] = next(stages)
-    while works:
-        for place in list(works):
-            works[place].wait()
+    running = {place: stages(exchange, window) for place, window in enumerate(windows)}
+    works = dict.fromkeys(running)
+    while running:
+        for place in list(running):
+            wait(works[place])
             try:
                 works[place] = next(running[place])
             except StopIteration as finished:
                 gradients[place] = finished.value
-                del works[place]
+                del running[place]
 
 
 def measure(rank: int, world: int, port: int, answers) -> None:
@@ -84,7 +93,8 @@ def measure(rank: int, world: int, port: int, answers) -> None:
         assert torch.equal(check.round(denominator=24).view(-1), gradients[0]), "the exchange rounded something else"
         rows.append(
             {
-                "work": f"exact sum over {world} GPUs of {ELEMENTS >> 20} Mi gradient elements, {words} words",
+                "work": f"exact sum over {world} GPUs of {ELEMENTS >> 20} Mi gradient elements, {words} words, "
+                f"buckets of {BUCKET >> 20} Mi",
                 "ratio": round(median(a / b for a, b in pairs), 2),
                 "against": "NCCL all_reduce float32",
                 "ours_ms": round(median(a for a, _ in pairs), 3),

@@ -8,7 +8,7 @@ from det_lightning.errors import DetError
 
 
 def wait(work: Any) -> None:
-    """Until the work is done; None is done.
+    """Until the work, or every one of a list, is done; None is done.
 
     Raises:
         DetError: another rank is gone, or did not come within the process group's timeout.
@@ -16,7 +16,8 @@ def wait(work: Any) -> None:
     if work is None:
         return
     try:
-        work.wait()
+        for each in work if isinstance(work, list) else [work]:
+            each.wait()
     except RuntimeError as error:
         raise DetError(
             f"rank {dist.get_rank()} lost another rank while gradients were added up over the ranks; it was killed, "
