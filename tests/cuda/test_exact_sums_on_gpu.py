@@ -6,7 +6,6 @@ torch = pytest.importorskip("torch")
 
 from det_lightning.kernels import cuda_binned_sum, cuda_reduction  # noqa: E402
 from det_lightning.kernels.cpu import binned_sum, reduction  # noqa: E402
-
 from det_lightning.ops.dot import det_dot, det_mean, det_sum_of_squares  # noqa: E402
 
 from .conftest import DEVICE  # noqa: E402
