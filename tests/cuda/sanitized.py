@@ -24,7 +24,7 @@ def streams() -> None:
         cuda_reduction.row_states("products", data, data), cuda_reduction.sum_of_squares_state(data)
     cuda_reduction.sum_of_squares_state(x * torch.exp2(torch.randint(-99, 60, x.shape, device="cuda").float()))
     cuda_reduction.finalize(states, FLOAT32, 3)
-    for name in ("exp", "log", "sqrt", "silu", "log1p_derivative"):
+    for name in ("exp", "gelu", "log", "sqrt", "silu", "log1p_derivative"):
         cuda_elementary.elementwise(name, x), cuda_elementary.elementwise(name, x[:, 1:], only_pairs=True)
         cuda_elementary.elementwise(name, x.bfloat16(), BFLOAT16)
     cuda_elementary.gradient("tanh_derivative", x[:, 1:], x[:, 1:], FLOAT32)

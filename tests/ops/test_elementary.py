@@ -198,7 +198,7 @@ def test_misuse_is_refused(name):
 @pytest.mark.slow
 @every
 def test_many_random_patterns_are_as_defined(name):
-    patterns = torch.randint(-(1 << 31), 1 << 31, (40_000,), generator=torch.Generator().manual_seed(5))
+    patterns = torch.randint(-(1 << 31), 1 << 31, (100_000,), generator=torch.Generator().manual_seed(5))
     x = patterns.to(torch.int32).view(torch.float32)
     assert_same_bits(elementwise(name, x), as_defined(name, x))
 
