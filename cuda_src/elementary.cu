@@ -1,217 +1,217 @@
 // architectures: sm_80 sm_89 sm_90 sm_100 sm_120
-// elementary: out = round(f(x)) for float32, one rounding: exp and log.
+// elementary: out = round(f(x)), one rounding, or out = round(g * d) with d = f(x) as the nearest float32.
 //
-// A float64 evaluation, off by less than 2^-50 of the value, decides almost every element; where a rounding to float32
-// lies within DOUBT units of 2^-52 of a tie, or the result is subnormal, pairs of float64 (about 100 bits) decide.
+// A cubin holds one FUNCTION from format IN to format OUT; GRADIENT is the format of g, or NO_GRADIENT. A float64
+// evaluation decides almost every element; where its rounding lies within DOUBT last places of a tie, or a float32 result
+// is subnormal, pairs of float64 decide. Zeros, infinities, NaNs and the edge of the domain come from a table.
 // Launch: any grid. Contraction is off; __fma_rn is one rounding.
 
 #include "formats.cuh"
-#include "elementary_constants.cuh"
 
-constexpr uint32 INFINITY_BITS = 0x7f800000;
-constexpr uint32 NAN_BITS = 0x7fc00000;
-constexpr uint32 SIGN_BIT = 0x80000000;
-constexpr double ROUND_BITS = 6755399441055744.0;  // 1.5 * 2^52: adding and subtracting it rounds to an integer
+#ifndef FUNCTION
+#define FUNCTION 0
+#endif
+#ifndef IN
+#define IN 0
+#endif
+#ifndef OUT
+#define OUT 0
+#endif
+#ifndef GRADIENT
+#define GRADIENT 3
+#endif
 
-struct Pair {
-    double high, low;
+// The functions, in the order of `arithmetic.elementary.FUNCTIONS`.
+enum FunctionName {
+    EXP, EXPM1, GELU, GELU_DERIVATIVE, LOG, LOG1P, LOG1P_DERIVATIVE, RECIPROCAL, RECIPROCAL_DERIVATIVE, RSQRT, RSQRT_DERIVATIVE, SIGMOID,
+    SIGMOID_DERIVATIVE, SILU, SILU_DERIVATIVE, SOFTPLUS, SQRT, SQRT_DERIVATIVE, TANH, TANH_DERIVATIVE
 };
 
-__device__ __forceinline__ Pair two_sum(double a, double b) {
-    double total = a + b;
-    double shadow = total - a;
-    return {total, (a - (total - shadow)) + (b - shadow)};
+#include "elementary_pairs.cuh"
+#include "elementary_short.cuh"
+
+constexpr int NO_GRADIENT = 3;
+constexpr int RESULT = GRADIENT == NO_GRADIENT ? OUT : FLOAT32;  // the format of the function's own value
+constexpr uint32 SIGN_BIT = 0x80000000, INFINITY_BITS = 0x7f800000, ONE_BITS = 0x3f800000;
+constexpr uint32 DOUBT = FUNCTION == GELU_DERIVATIVE || FUNCTION == SILU_DERIVATIVE ? 1 << 15 : 32;
+constexpr bool POSITIVE_ONLY = FUNCTION == LOG || FUNCTION == RSQRT || FUNCTION == RSQRT_DERIVATIVE || FUNCTION == SQRT
+    || FUNCTION == SQRT_DERIVATIVE;
+constexpr bool EDGE_AT_MINUS_ONE = FUNCTION == LOG1P || FUNCTION == LOG1P_DERIVATIVE;
+// Float32 in, float32 out, and the processor's own instruction rounds once.
+constexpr bool IS_INSTRUCTION = RESULT == FLOAT32 && (FUNCTION == SQRT || FUNCTION == RECIPROCAL);
+
+// The values at +0, -0, +inf, -inf, the edge, and NaN, two to a word, as bits of RESULT.
+struct Specials {
+    uint64 zeros, infinities, edge_and_nan;
+    __device__ uint32 nan() const { return static_cast<uint32>(edge_and_nan >> 32); }
+    __device__ uint32 edge() const { return static_cast<uint32>(edge_and_nan); }
+    __device__ static uint32 of_sign(uint64 two, uint32 bits) { return static_cast<uint32>(bits & SIGN_BIT ? two >> 32 : two); }
+};
+
+// A float64 taken apart for a rounding to RESULT: `dropped` bits go. Places below the smallest subnormal go too.
+struct Cut {
+    uint64 significand;
+    int dropped, place;
+    __device__ __forceinline__ Cut(double z, Format format) {
+        uint64 pattern = static_cast<uint64>(__double_as_longlong(z)) & ~(1ull << 63);
+        int exponent = static_cast<int>(pattern >> 52) - 1023;
+        int lowest_normal = format.lowest_exponent() + format.fraction_bits();
+        significand = (pattern & ((1ull << 52) - 1)) | 1ull << 52;
+        place = max(exponent - lowest_normal, 0);
+        dropped = min(53 - format.significand_bits + max(lowest_normal - exponent, 0), 54);
+    }
+    __device__ __forceinline__ int64 beyond_half() const {
+        return static_cast<int64>(significand & ((1ull << dropped) - 1)) - (1ll << (dropped - 1));
+    }
+};
+
+// Bits of z rounded once; z is no NaN.
+template <int FORMAT>
+__device__ __forceinline__ uint32 round_double(double z) {
+    if constexpr (FORMAT == FLOAT32) return __float_as_uint(__double2float_rn(z));
+    constexpr Format format = format_of(FORMAT);
+    Cut cut(z, format);
+    uint64 kept = cut.significand >> cut.dropped;
+    int64 beyond = cut.beyond_half();
+    kept += beyond > 0 || (beyond == 0 && (kept & 1));
+    uint64 bits = min((static_cast<uint64>(cut.place) << format.fraction_bits()) + kept, uint64(format.infinity_bits()));
+    return static_cast<uint32>(bits) | (signbit(z) ? format.sign_bit() : 0);
 }
 
-__device__ __forceinline__ Pair fast_two_sum(double a, double b) {
-    double total = a + b;
-    return {total, b - (total - a)};
+// z rounded to RESULT; returns whether that is the rounding of every number within DOUBT last places of z.
+//
+// A narrow format's ties are float32 numbers. So the float32 nearest to z, if it is no tie, is rounded as the number is.
+__device__ __forceinline__ bool round_approximate(double z, uint32& result) {
+    uint32 bits = __float_as_uint(__double2float_rn(z));
+    if constexpr (RESULT == FLOAT32) {
+        constexpr uint32 NORMAL = (1023 - 125) << 20, OUT_OF_SIGHT = (1023 - 160) << 20, HALF = 1 << 28;
+        uint32 below = static_cast<uint32>(__double2loint(z)) & (2 * HALF - 1);
+        uint32 high = static_cast<uint32>(__double2hiint(z)) & 0x7fffffff;
+        result = bits;
+        return (below - (HALF - DOUBT) > 2 * DOUBT) & (high - OUT_OF_SIGHT >= NORMAL - OUT_OF_SIGHT);
+    } else if constexpr (RESULT == BFLOAT16) {
+        result = (bits + 0x8000) >> 16;
+        return (bits & 0xffff) != 0x8000;
+    } else {
+        constexpr uint32 NORMAL = (127 - 14) << 23, OUT_OF_SIGHT = (127 - 26) << 23;
+        unsigned short half;
+        asm("cvt.rn.f16.f32 %0, %1;" : "=h"(half) : "f"(__uint_as_float(bits)));
+        result = half;
+        return ((bits & 0x1fff) != 0x1000) & ((bits & ~SIGN_BIT) - OUT_OF_SIGHT >= NORMAL - OUT_OF_SIGHT);
+    }
 }
 
-__device__ __forceinline__ Pair two_product(double a, double b) {
-    double product = a * b;
-    return {product, __fma_rn(a, b, -product)};
+// Whether a float32 pattern is a finite number in the domain, but zero.
+__device__ __forceinline__ bool is_ordinary(uint32 bits) {
+    uint32 magnitude = POSITIVE_ONLY ? bits : bits & ~SIGN_BIT;
+    bool ordinary = magnitude - 1 < INFINITY_BITS - 1;
+    return EDGE_AT_MINUS_ONE ? ordinary & (__uint_as_float(bits) > -1.0f) : ordinary;
 }
 
-__device__ __forceinline__ Pair add(Pair a, Pair b) {
-    Pair high = two_sum(a.high, b.high);
-    Pair low = two_sum(a.low, b.low);
-    high = fast_two_sum(high.high, high.low + low.high);
-    return fast_two_sum(high.high, high.low + low.low);
-}
-
-__device__ __forceinline__ Pair multiply(Pair a, Pair b) {
-    Pair product = two_product(a.high, b.high);
-    return fast_two_sum(product.high, product.low + (a.high * b.low + a.low * b.high));
-}
-
-__device__ __forceinline__ double power_of_two(int k) { return __longlong_as_double(static_cast<int64>(k + 1023) << 52); }
-
-// The float32 nearest to (high + low) * 2^k. The pair is first rounded to odd at 53 bits, so that an inexact sum never
-// looks like a tie of 24 bits or fewer. Requires: high != 0, normal; |k| < 400.
-__device__ __forceinline__ uint32 round_pair(Pair a, int k) {
-    a = fast_two_sum(a.high, a.low);
-    int64 pattern = __double_as_longlong(a.high);
-    if (a.low != 0.0 && (pattern & 1) == 0) pattern += (a.low > 0.0) == (a.high > 0.0) ? 1 : -1;
-    return __float_as_uint(__double2float_rn(__longlong_as_double(pattern) * power_of_two(k)));
-}
-
-// Whether the rounding of z to a normal float32 stays the same when z moves by DOUBT units of its last place.
-__device__ __forceinline__ bool is_decided(double z) {
-    constexpr int DOUBT = 32;
-    constexpr int HALF = 1 << 28;
-    int below = static_cast<int>(__double2loint(z) & ((1 << 29) - 1));
-    return abs(below - HALF) > DOUBT && fabs(z) >= 0x1p-125;
-}
-
-// e^y = (pair) * 2^k. Requires: |y| < 2^10.
-__device__ __forceinline__ Pair exp_pair(double y, int& k) {
-    double steps = (y * LOG2_E + ROUND_BITS) - ROUND_BITS;
-    Pair r = two_sum(y, -(steps * LN2_HEAD));
-    Pair product = two_product(steps, LN2_MIDDLE);
-    r = add(r, {-product.high, -product.low});
-    r = fast_two_sum(r.high, r.low - steps * LN2_TAIL);
-    Pair sum = {EXP_TERMS[EXP_DEGREE][0], EXP_TERMS[EXP_DEGREE][1]};
-    for (int n = EXP_DEGREE - 1; n >= 0; n--) sum = add({EXP_TERMS[n][0], EXP_TERMS[n][1]}, multiply(sum, r));
-    k = static_cast<int>(steps);
-    return sum;
-}
-
-// e^x, any x, by pairs.
-__device__ __noinline__ uint32 exp_by_pairs(uint32 bits) {
+// The function of any pattern, by the table or by pairs.
+__device__ __noinline__ uint32 alone(uint32 bits, Specials specials) {
     uint32 magnitude = bits & ~SIGN_BIT;
-    if (magnitude > INFINITY_BITS) return NAN_BITS;
-    if (magnitude >= 0x43000000) return bits & SIGN_BIT ? 0 : INFINITY_BITS;  // |x| >= 128: e^-128 < 2^-150
-    if (magnitude < 0x32800000) return 0x3f800000;  // |x| < 2^-26: within a quarter of an ulp of 1
-    int k;
-    Pair pair = exp_pair(__uint_as_float(bits), k);
-    return round_pair(pair, k);
+    if (magnitude == 0) return Specials::of_sign(specials.zeros, bits);
+    if (magnitude > INFINITY_BITS) return specials.nan();
+    if (magnitude == INFINITY_BITS) return Specials::of_sign(specials.infinities, bits);
+    if (POSITIVE_ONLY && bits & SIGN_BIT) return specials.nan();
+    if (EDGE_AT_MINUS_ONE && bits & SIGN_BIT && magnitude >= ONE_BITS) {
+        if (magnitude == ONE_BITS) return specials.edge();
+        if (FUNCTION == LOG1P) return specials.nan();
+    }
+    return round_double<RESULT>(round_to_odd(pair_form<FUNCTION>(__uint_as_float(bits))));
 }
 
-// e^x in float64; returns whether `out` is its rounding.
-__device__ __forceinline__ bool exp_short(uint32 bits, uint32& out) {
-    double x = static_cast<double>(__uint_as_float(bits));
-    double shifted = x * LOG2_E + ROUND_BITS;
-    double steps = shifted - ROUND_BITS;
-    double r = __fma_rn(-steps, LN2_MIDDLE, x - steps * LN2_HEAD);
-    double sum = 1.0 / 6227020800.0;  // 1 / 13!
-    sum = __fma_rn(sum, r, 1.0 / 479001600.0);
-    sum = __fma_rn(sum, r, 1.0 / 39916800.0);
-    sum = __fma_rn(sum, r, 1.0 / 3628800.0);
-    sum = __fma_rn(sum, r, 1.0 / 362880.0);
-    sum = __fma_rn(sum, r, 1.0 / 40320.0);
-    sum = __fma_rn(sum, r, 1.0 / 5040.0);
-    sum = __fma_rn(sum, r, 1.0 / 720.0);
-    sum = __fma_rn(sum, r, 1.0 / 120.0);
-    sum = __fma_rn(sum, r, 1.0 / 24.0);
-    sum = __fma_rn(sum, r, 1.0 / 6.0);
-    sum = __fma_rn(sum, r, 0.5);
-    sum = __fma_rn(sum, r, 1.0);
-    sum = __fma_rn(sum, r, 1.0);
-    double z = __longlong_as_double(__double_as_longlong(sum) + (static_cast<int64>(__double2loint(shifted)) << 52));
-    out = __float_as_uint(__double2float_rn(z));
-    return (bits & ~SIGN_BIT) < 0x43000000 && is_decided(z);
+// The quick way; returns whether `result` is meant.
+__device__ __forceinline__ bool quick(uint32 bits, uint32& result) {
+    float x = __uint_as_float(bits);
+    if constexpr (IS_INSTRUCTION) {
+        result = __float_as_uint(FUNCTION == SQRT ? __fsqrt_rn(x) : __frcp_rn(x));
+        return is_ordinary(bits);
+    } else {
+        bool sound;
+        double z = short_form<FUNCTION>(x, sound);
+        return round_approximate(z, result) & sound & is_ordinary(bits);
+    }
 }
 
-// 1 / a, within 2^-35. Requires: 1 <= a < 4.
-__device__ __forceinline__ double reciprocal(double a) {
-    double guess;
-    asm("rcp.approx.ftz.f64 %0, %1;" : "=d"(guess) : "d"(a));
-    return __fma_rn(guess, __fma_rn(-a, guess, 1.0), guess);
+// The product of two float32 patterns, which float64 holds exactly, rounded once to OUT.
+__device__ __forceinline__ uint32 rounded_product(uint32 g, uint32 slope) {
+    double product = static_cast<double>(__uint_as_float(g)) * static_cast<double>(__uint_as_float(slope));
+    return isnan(product) ? format_of(OUT).nan_bits() : round_double<OUT>(product);
 }
 
-// ln x in float64, off by less than 2^-50 of it. Requires: x > 0, finite.
-__device__ __forceinline__ double log_approximately(double x) {
-    // x = m 2^e with m in [0.7071, 1.4142): near 1, e = 0 and nothing cancels.
-    int64 pattern = __double_as_longlong(x);
-    int e = static_cast<int>((pattern - 0x3fe6a09e00000000ll) >> 52);
-    double m = __longlong_as_double(pattern - (static_cast<int64>(e) << 52));
-    // ln m = 2 atanh(s) = 2 s + s^3 (2/3 + 2/5 s^2 + ...), s = (m - 1) / (m + 1), |s| < 0.1716.
-    double above = m + 1.0, below = m - 1.0;
-    double inverse = reciprocal(above);
-    double s = below * inverse;
-    s = __fma_rn(__fma_rn(-s, above, below), inverse, s);
-    double q = s * s;
-    double sum = 2.0 / 23.0;
-    sum = __fma_rn(sum, q, 2.0 / 21.0);
-    sum = __fma_rn(sum, q, 2.0 / 19.0);
-    sum = __fma_rn(sum, q, 2.0 / 17.0);
-    sum = __fma_rn(sum, q, 2.0 / 15.0);
-    sum = __fma_rn(sum, q, 2.0 / 13.0);
-    sum = __fma_rn(sum, q, 2.0 / 11.0);
-    sum = __fma_rn(sum, q, 2.0 / 9.0);
-    sum = __fma_rn(sum, q, 2.0 / 7.0);
-    sum = __fma_rn(sum, q, 2.0 / 5.0);
-    sum = __fma_rn(sum, q, 2.0 / 3.0);
-    double small = __fma_rn(s * q, sum, s + s);
-    double steps = __hiloint2double(0x43380000 + (e >> 31), e) - ROUND_BITS;
-    return __fma_rn(steps, LN2_HEAD, __fma_rn(steps, LN2_MIDDLE, small));
+// Four neighbours as float32 patterns: 16 bytes, or 8 of a narrow format.
+template <int FORMAT>
+struct Four {
+    uint32 bits[4];
+    __device__ __forceinline__ void load(const void* data, int64 four) {
+        if constexpr (FORMAT == FLOAT32) {
+            uint4 words = __ldcs(static_cast<const uint4*>(data) + four);
+            bits[0] = words.x, bits[1] = words.y, bits[2] = words.z, bits[3] = words.w;
+        } else {
+            uint2 words = __ldcs(static_cast<const uint2*>(data) + four);
+            bits[0] = words.x, bits[1] = words.y;  // taken apart when they are used
+        }
+    }
+    __device__ __forceinline__ uint32 operator[](int v) const {
+        return FORMAT == FLOAT32 ? bits[v] : float32_bits(bits[v / 2] >> (v % 2 * 16) & 0xffff, FORMAT);
+    }
+};
+
+__device__ __forceinline__ void store_four(void* out, int64 four, const uint32 (&bits)[4]) {
+    if constexpr (OUT == FLOAT32)
+        __stcs(static_cast<uint4*>(out) + four, make_uint4(bits[0], bits[1], bits[2], bits[3]));
+    else
+        __stcs(static_cast<uint2*>(out) + four, make_uint2(bits[0] | bits[1] << 16, bits[2] | bits[3] << 16));
 }
 
-// ln x, any x, by pairs: one step of Newton from the approximation z.
-// ln x = z + ln(1 + u), u = x e^-z - 1, |u| < 2^-40, and u^3 is out of sight.
-__device__ __noinline__ uint32 log_by_pairs(uint32 bits) {
-    uint32 magnitude = bits & ~SIGN_BIT;
-    if (magnitude == 0) return INFINITY_BITS | SIGN_BIT;
-    if (bits & SIGN_BIT || magnitude > INFINITY_BITS) return NAN_BITS;
-    if (magnitude == INFINITY_BITS) return INFINITY_BITS;
-    if (bits == 0x3f800000) return 0;
-    double x = static_cast<double>(__uint_as_float(bits));
-    double z = log_approximately(x);
-    int k;
-    Pair power = exp_pair(-z, k);
-    double scaled = x * power_of_two(k);
-    Pair u = multiply(power, {scaled, 0.0});
-    u = add(u, {-1.0, 0.0});
-    Pair tail = add(u, {-0.5 * u.high * u.high, 0.0});
-    return round_pair(add({z, 0.0}, tail), 0);
-}
-
-__device__ __forceinline__ bool log_short(uint32 bits, uint32& out) {
-    double z = log_approximately(static_cast<double>(__uint_as_float(bits)));
-    out = __float_as_uint(__double2float_rn(z));
-    return bits - 1 < INFINITY_BITS - 1 && is_decided(z);  // positive and finite
-}
-
-// Four elements at a time: their short forms, without a branch between them, then pairs for those that need it.
-template <class Short, class Pairs>
-__device__ __forceinline__ void elementwise(
-    const uint32* x, uint32* out, int64 count, bool only_pairs, Short short_form, Pairs by_pairs
+// only_pairs: the quick way is not trusted at all, for tests.
+extern "C" __global__ void __launch_bounds__(256) elementary(
+    const void* x, const void* g, void* out, int64 count, uint64 zeros, uint64 infinities, uint64 edge_and_nan,
+    int64 only_pairs
 ) {
+    constexpr bool HAS_GRADIENT = GRADIENT != NO_GRADIENT;
+    constexpr int OF_G = HAS_GRADIENT ? GRADIENT : FLOAT32;
+    Specials specials{zeros, infinities, edge_and_nan};
+    bool trusted = only_pairs == 0;
     int64 stride = static_cast<int64>(gridDim.x) * blockDim.x;
     int64 thread = static_cast<int64>(blockIdx.x) * blockDim.x + threadIdx.x;
-    int64 done = 0;
-    if (((reinterpret_cast<uint64>(x) | reinterpret_cast<uint64>(out)) & 15) == 0) {
-        for (int64 i = thread; i < count / 4; i += stride) {
-            uint4 four = __ldcs(reinterpret_cast<const uint4*>(x) + i);
-            uint32 bits[4] = {four.x, four.y, four.z, four.w}, result[4];
-            bool decided[4];
-#pragma unroll
-            for (int v = 0; v < 4; v++) decided[v] = short_form(bits[v], result[v]) && !only_pairs;
-            if (!(decided[0] && decided[1] && decided[2] && decided[3])) {
-#pragma unroll
-                for (int v = 0; v < 4; v++)
-                    if (!decided[v]) result[v] = by_pairs(bits[v]);
-            }
-            __stcs(reinterpret_cast<uint4*>(out) + i, make_uint4(result[0], result[1], result[2], result[3]));
+    int64 fours = ((reinterpret_cast<uint64>(x) | reinterpret_cast<uint64>(out) | (HAS_GRADIENT ? reinterpret_cast<uint64>(g) : 0)) & 15)
+        ? 0 : count / 4;
+    // The next four are on their way while these are computed.
+    Four<IN> next;
+    Four<OF_G> next_g;
+    if (thread < fours) {
+        next.load(x, thread);
+        if (HAS_GRADIENT) next_g.load(g, thread);
+    }
+    for (int64 i = thread; i < fours; i += stride) {
+        Four<IN> four = next;
+        Four<OF_G> four_g = next_g;
+        if (i + stride < fours) {
+            next.load(x, i + stride);
+            if (HAS_GRADIENT) next_g.load(g, i + stride);
         }
-        done = count / 4 * 4;
+        uint32 result[4];
+        bool decided[4];
+#pragma unroll
+        for (int v = 0; v < 4; v++) decided[v] = quick(four[v], result[v]) & trusted;
+        if (!(decided[0] & decided[1] & decided[2] & decided[3])) {
+#pragma unroll
+            for (int v = 0; v < 4; v++)
+                if (!decided[v]) result[v] = alone(four[v], specials);
+        }
+        if constexpr (HAS_GRADIENT) {
+#pragma unroll
+            for (int v = 0; v < 4; v++) result[v] = rounded_product(four_g[v], result[v]);
+        }
+        store_four(out, i, result);
     }
-    for (int64 i = done + thread; i < count; i += stride) {
-        uint32 result;
-        out[i] = short_form(x[i], result) && !only_pairs ? result : by_pairs(x[i]);
+    for (int64 i = 4 * fours + thread; i < count; i += stride) {
+        uint32 bits = float32_bits(load_bits(x, i, IN), IN), result;
+        if (!quick(bits, result) || !trusted) result = alone(bits, specials);
+        if constexpr (HAS_GRADIENT) result = rounded_product(float32_bits(load_bits(g, i, OF_G), OF_G), result);
+        store_bits(out, i, OUT, result);
     }
-}
-
-// only_pairs: the short form is not trusted at all, for tests.
-extern "C" __global__ void __launch_bounds__(256) elementary_exp(
-    const uint32* x, uint32* out, int64 count, int64 only_pairs
-) {
-    elementwise(x, out, count, only_pairs, exp_short, exp_by_pairs);
-}
-
-extern "C" __global__ void __launch_bounds__(256) elementary_log(
-    const uint32* x, uint32* out, int64 count, int64 only_pairs
-) {
-    elementwise(x, out, count, only_pairs, log_short, log_by_pairs);
 }

@@ -2,133 +2,105 @@
 // sum: digits[o, i, :] += exact sum over l of x[o, l, i] (or of its square, or of x[o, l, i] * w[o, l, i]); x, w:
 // [outer, length, inner] contiguous.
 //
-// Launch: THREADS threads; grid (outer * ceil(inner / THREADS), chunks). The chunks of one sum meet in the digits through
+// A cubin is for x of format X_FORMAT and w of W_FORMAT. Launch: THREADS threads; grid (outer * ceil(inner / THREADS), chunks). The chunks of one sum meet in the digits through
 // integer atomics, so neither their number nor their order can be seen. digits_normalise then carries.
-//
-// Sixteen terms at a time are added in float64, exactly: those within 2^24 of the largest, which share 53 bits. That sum,
-// and each term that is smaller, goes into the thread's digits.
 
-#include "long_accumulator.cuh"
+#ifndef X_FORMAT
+#define X_FORMAT 0
+#endif
+#ifndef W_FORMAT
+#define W_FORMAT X_FORMAT
+#endif
+
+#include "exact_sum.cuh"
 
 constexpr int THREADS = 256;
-constexpr int TERMS = 16;
 using Column = DigitColumn<THREADS>;
-
-// Out of line: few terms come here, and it is inlined sixteen times otherwise.
-__device__ __noinline__ void add_alone(Column digits, uint32 bits) {
-    add_term(digits, decode(bits, format_of(FLOAT32)));
-}
-
-// digits += sum of the floats. Each digit moves by less than 2^37.
-__device__ __forceinline__ void add_terms(Column digits, const uint32 (&bits)[TERMS]) {
-    constexpr uint32 INFINITY_BITS = 0x7f800000;
-    // The last place of a float within 2^24 of the largest lies 47 bits or less below the largest's exponent, and the sum
-    // of sixteen reaches 5 bits above it.
-    constexpr uint32 WINDOW = 24u << 23;
-    uint32 top = 0;
-#pragma unroll
-    for (int v = 0; v < TERMS; v++) top = max(top, bits[v] & INFINITY_BITS);
-    bool special = top == INFINITY_BITS;
-    uint32 least = special ? INFINITY_BITS + 1 : top > WINDOW ? top - WINDOW : 0;
-    double sum = 0.0;
-    uint32 outside = 0;
-#pragma unroll
-    for (int v = 0; v < TERMS; v++) {
-        bool inside = (bits[v] & INFINITY_BITS) >= least;
-        sum += static_cast<double>(__uint_as_float(inside ? bits[v] : 0));
-        outside |= static_cast<uint32>(!inside && bits[v] << 1 != 0) << v;
-    }
-    if (sum != 0.0) {
-        uint64 pattern = static_cast<uint64>(__double_as_longlong(sum));  // a normal number
-        uint64 significand = (pattern & ((1ull << 52) - 1)) | 1ull << 52;
-        add_integer(digits, significand, static_cast<int>(pattern >> 52 & 0x7ff) - 1075, sum < 0.0);
-    }
-    if (outside) {
-#pragma unroll
-        for (int v = 0; v < TERMS; v++)
-            if (outside >> v & 1) add_alone(digits, bits[v]);
-    }
-}
-
-__device__ __noinline__ void add_one_product(Column digits, uint32 x, uint32 w) {
-    add_product(digits, decode(x, format_of(FLOAT32)), decode(w, format_of(FLOAT32)));
-}
-
-// digits += sum of x w. Each digit moves by less than 2^37.
-__device__ __forceinline__ void add_products(Column digits, const uint32 (&x)[TERMS], const uint32 (&w)[TERMS]) {
-#pragma unroll
-    for (int v = 0; v < TERMS; v++) add_one_product(digits, x[v], w[v]);
-}
-
-// The float32 patterns of 16 terms of a contiguous row: of one thread, or of a warp that shares 512 where they all exist.
-// Which terms meet in a thread does not matter, so the threads of a warp then take neighbouring 16 bytes.
-__device__ __forceinline__ void load_terms(
-    const char* row, int format, int64 group, int64 length, bool aligned, uint32 (&bits)[TERMS]
-) {
-    int64 of_warp = group - threadIdx.x % 32, first = group * TERMS;
-    bool whole_warp = (of_warp + 32) * TERMS <= length;
-    const uint4* from = reinterpret_cast<const uint4*>(row);
-    if (aligned && whole_warp && format == FLOAT32) {
-#pragma unroll
-        for (int q = 0; q < 4; q++) {
-            uint4 four = __ldcs(from + of_warp * 4 + q * 32 + threadIdx.x % 32);
-            bits[4 * q] = four.x, bits[4 * q + 1] = four.y, bits[4 * q + 2] = four.z, bits[4 * q + 3] = four.w;
-        }
-    } else if (aligned && whole_warp) {
-#pragma unroll
-        for (int q = 0; q < 4; q++) {  // 8 bytes, so that a thread holds the same terms as of a float32 row
-            uint2 half = __ldcs(reinterpret_cast<const uint2*>(row) + of_warp * 4 + q * 32 + threadIdx.x % 32);
-            uint32 words[2] = {half.x, half.y};
-#pragma unroll
-            for (int v = 0; v < 4; v++) bits[4 * q + v] = float32_bits(words[v / 2] >> (v % 2 * 16) & 0xffff, format);
-        }
-    } else {
-#pragma unroll
-        for (int v = 0; v < TERMS; v++)
-            bits[v] = first + v < length ? float32_bits(load_bits(row, first + v, format), format) : 0;
-    }
-}
 
 enum SumKind { SUM, SQUARES, PRODUCTS };
 
+template <int FORMAT>
 struct Operand {
+    static constexpr int BYTES = FORMAT == FLOAT32 ? 4 : 2;
     const char* data;
-    int format;
-    __device__ Operand(const void* at, int64 code) : data(static_cast<const char*>(at)), format(static_cast<int>(code)) {}
-    __device__ const char* element(int64 index) const { return data + index * (format == FLOAT32 ? 4 : 2); }
+    __device__ __forceinline__ Operand(const void* at) : data(static_cast<const char*>(at)) {}
+    __device__ __forceinline__ const char* at(int64 index) const { return data + index * BYTES; }
+    __device__ __forceinline__ uint32 bits(int64 index) const { return float32_bits(load_bits(data, index, FORMAT), FORMAT); }
+
+    // The float32 patterns of 16 terms of a contiguous row that begins at `row`: of one thread, or of a warp that shares
+    // 512 where they all exist. Which terms meet in a thread does not matter, so the threads of a warp then take
+    // neighbouring words; the same ones of every format.
+    __device__ __forceinline__ void load_row(int64 row, int64 group, int64 length, bool aligned, uint32 (&terms)[TERMS]) const {
+        int64 of_warp = group - threadIdx.x % 32, first = group * TERMS;
+        if (aligned && (of_warp + 32) * TERMS <= length) {
+#pragma unroll
+            for (int q = 0; q < 4; q++) {
+                int64 four = of_warp * 4 + q * 32 + threadIdx.x % 32;
+                if constexpr (FORMAT == FLOAT32) {
+                    uint4 words = __ldcs(reinterpret_cast<const uint4*>(at(row)) + four);
+                    terms[4 * q] = words.x, terms[4 * q + 1] = words.y, terms[4 * q + 2] = words.z, terms[4 * q + 3] = words.w;
+                } else {
+                    uint2 pair = __ldcs(reinterpret_cast<const uint2*>(at(row)) + four);
+                    uint32 words[2] = {pair.x, pair.y};
+#pragma unroll
+                    for (int v = 0; v < 4; v++) terms[4 * q + v] = float32_bits(words[v / 2] >> (v % 2 * 16) & 0xffff, FORMAT);
+                }
+            }
+        } else {
+#pragma unroll
+            for (int v = 0; v < TERMS; v++) terms[v] = first + v < length ? bits(row + first + v) : 0;
+        }
+    }
+
+    // 16 terms `inner` apart.
+    __device__ __forceinline__ void load_column(int64 from, int64 first, int64 length, int64 inner, uint32 (&terms)[TERMS]) const {
+#pragma unroll
+        for (int v = 0; v < TERMS; v++) terms[v] = first + v < length ? bits(from + (first + v) * inner) : 0;
+    }
 };
 
-// Adds 16 terms: of x alone, or of x and w.
-template <int KIND, class Load>
-__device__ __forceinline__ void add(Column digits, Operand x, Operand w, Load load) {
-    uint32 of_x[TERMS];
-    load(x, of_x);
-    if constexpr (KIND == SUM) {
-        add_terms(digits, of_x);
-    } else if constexpr (KIND == SQUARES) {
-        add_products(digits, of_x, of_x);
-    } else {
-        uint32 of_w[TERMS];
-        load(w, of_w);
-        add_products(digits, of_x, of_w);
+using X = Operand<X_FORMAT>;
+using W = Operand<W_FORMAT>;
+
+// What a thread adds up: terms, or products. `finish` brings the rest into the digits.
+template <int KIND>
+struct Adder {
+    Column digits;
+    PendingTerms terms;
+    PendingProducts products;
+
+    __device__ __forceinline__ void add(const uint32 (&of_x)[TERMS], const uint32 (&of_w)[TERMS]) {
+        if constexpr (KIND != SUM) products.add(digits, of_x, of_w);
+        else if constexpr (X_FORMAT == BFLOAT16) terms.add_bfloat16(digits, of_x);
+        else if constexpr (X_FORMAT == FLOAT16) terms.add_float16(digits, of_x);
+        else add_terms(digits, of_x);
     }
-}
+
+    __device__ __forceinline__ void finish() {
+        if constexpr (KIND == SUM) terms.flush(digits);
+        else products.flush(digits);
+    }
+};
 
 // Requires: length < 2^31; digits canonical (zero, say) at entry.
 template <int KIND>
-__device__ __forceinline__ void add_sum(Operand x, Operand w, int64* digits, int64 length, int64 inner) {
+__device__ __forceinline__ void add_sum(X x, W w, int64* digits, int64 length, int64 inner) {
     __shared__ int64 memory[NB * THREADS];
     Column own{memory + threadIdx.x};
     for (int place = 0; place < NB; place++) own[place] = 0;
+    Adder<KIND> adder{own};
     if (inner == 1) {  // one sum over contiguous terms, by all threads of the blocks that share it
         int64 row = blockIdx.x * length;
-        uint64 addresses = reinterpret_cast<uint64>(x.element(row)) | reinterpret_cast<uint64>(w.element(row));
+        uint64 addresses = reinterpret_cast<uint64>(x.at(row)) | reinterpret_cast<uint64>(w.at(row));
         bool aligned = (addresses & 15) == 0;
         int64 groups = (length + TERMS - 1) / TERMS, stride = static_cast<int64>(gridDim.y) * THREADS;
-        for (int64 group = static_cast<int64>(blockIdx.y) * THREADS + threadIdx.x; group < groups; group += stride)
-            add<KIND>(own, x, w, [&](Operand from, uint32 (&bits)[TERMS]) {
-                load_terms(from.element(row), from.format, group, length, aligned, bits);
-            });
+        for (int64 group = static_cast<int64>(blockIdx.y) * THREADS + threadIdx.x; group < groups; group += stride) {
+            uint32 of_x[TERMS], of_w[TERMS];
+            x.load_row(row, group, length, aligned, of_x);
+            if constexpr (KIND == PRODUCTS) w.load_row(row, group, length, aligned, of_w);
+            adder.add(of_x, KIND == PRODUCTS ? of_w : of_x);
+        }
+        adder.finish();
         __syncthreads();
         // A warp a place.
         for (int place = threadIdx.x / 32; place < NB; place += THREADS / 32) {
@@ -147,31 +119,32 @@ __device__ __forceinline__ void add_sum(Operand x, Operand w, int64* digits, int
     int64 column = blockIdx.x % blocks_a_row * THREADS + threadIdx.x % width;
     if (lane >= lanes || column >= inner) return;
     int64 stride = static_cast<int64>(gridDim.y) * lanes * TERMS;
-    for (int64 first = (static_cast<int64>(blockIdx.y) * lanes + lane) * TERMS; first < length; first += stride)
-        add<KIND>(own, x, w, [&](Operand from, uint32 (&bits)[TERMS]) {
-            const char* at = from.element(outer * length * inner + column);
-#pragma unroll
-            for (int v = 0; v < TERMS; v++)
-                bits[v] = first + v < length ? float32_bits(load_bits(at, (first + v) * inner, from.format), from.format) : 0;
-        });
+    int64 from = outer * length * inner + column;
+    for (int64 first = (static_cast<int64>(blockIdx.y) * lanes + lane) * TERMS; first < length; first += stride) {
+        uint32 of_x[TERMS], of_w[TERMS];
+        x.load_column(from, first, length, inner, of_x);
+        if constexpr (KIND == PRODUCTS) w.load_column(from, first, length, inner, of_w);
+        adder.add(of_x, KIND == PRODUCTS ? of_w : of_x);
+    }
+    adder.finish();
     for (int place = 0; place < NB; place++)
         if (own[place]) add_digit_atomically(digits + (outer * inner + column) * NB + place, own[place]);
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS) sum_partial(
-    const void* x, int64 x_format, const void* w, int64 w_format, int64* digits, int64 length, int64 inner
+extern "C" __global__ void __launch_bounds__(THREADS, 5) sum_partial(
+    const void* x, const void* w, int64* digits, int64 length, int64 inner
 ) {
-    add_sum<SUM>({x, x_format}, {w, w_format}, digits, length, inner);
+    add_sum<SUM>(x, w, digits, length, inner);
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS) sum_of_squares_partial(
-    const void* x, int64 x_format, const void* w, int64 w_format, int64* digits, int64 length, int64 inner
+extern "C" __global__ void __launch_bounds__(THREADS, 3) sum_of_squares_partial(
+    const void* x, const void* w, int64* digits, int64 length, int64 inner
 ) {
-    add_sum<SQUARES>({x, x_format}, {w, w_format}, digits, length, inner);
+    add_sum<SQUARES>(x, w, digits, length, inner);
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS) sum_of_products_partial(
-    const void* x, int64 x_format, const void* w, int64 w_format, int64* digits, int64 length, int64 inner
+    const void* x, const void* w, int64* digits, int64 length, int64 inner
 ) {
-    add_sum<PRODUCTS>({x, x_format}, {w, w_format}, digits, length, inner);
+    add_sum<PRODUCTS>(x, w, digits, length, inner);
 }

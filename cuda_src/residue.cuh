@@ -96,22 +96,40 @@ __device__ __forceinline__ int multiply_add_bytes(uint32 unsigned_bytes, uint32 
 #endif
 }
 
-// In the low byte: the balanced residue modulo p_I of the integer high:low - OFFSET, times the fold of I if FOLDED.
+// What the residue modulo p_i of an integer is computed with, for x and, times the fold, for w. In constant memory, so that
+// one short loop serves all moduli: unrolled, the code would not fit the instruction caches.
+constexpr int ROUND_PATTERN = 0x4b400000;
+constexpr float ROUND = 12582912.0f;  // 1.5 * 2^23, the float32 of ROUND_PATTERN
+
+struct ResidueConstants {
+    uint32 low_weights = 0, high_weights = 0;
+    int start = 0;
+    float reciprocal = 0, minus_p = 0;
+};
+
+struct AllResidueConstants {
+    ResidueConstants of[2 * MODULI];
+    __device__ constexpr AllResidueConstants() : of{} {
+        for (int i = 0; i < 2 * MODULI; i++) {
+            int m = i % MODULI, p = modulus(m);
+            bool folded = i >= MODULI;
+            of[i].low_weights = byte_weights(m, 0, folded), of[i].high_weights = byte_weights(m, 4, folded);
+            of[i].start = ROUND_PATTERN + offset_correction(m, folded);
+            of[i].reciprocal = 1.0f / p, of[i].minus_p = -static_cast<float>(p);
+        }
+    }
+};
+
+__constant__ AllResidueConstants residue_constants = AllResidueConstants();
+
+// In the low byte: the balanced residue of the integer high:low - OFFSET, times the fold if the constants have it.
 // The sum of eight products of bytes and the correction is below 2^18, so it is exact as the float32 1.5 * 2^23 + sum, and
 // its quotient by p is off by less than 2^-12 before it is rounded; an odd p has no residue that close to p / 2, and
 // p = 256 divides exactly (128 comes out as -128 in the byte).
-template <int I, bool FOLDED>
-__device__ __forceinline__ uint32 residue(uint32 low, uint32 high) {
-    constexpr int p = modulus(I);
-    constexpr uint32 low_weights = byte_weights(I, 0, FOLDED);
-    constexpr uint32 high_weights = byte_weights(I, 4, FOLDED);
-    constexpr int ROUND_PATTERN = 0x4b400000;
-    constexpr float ROUND = 12582912.0f;  // 1.5 * 2^23
-    int sum = multiply_add_bytes(low, low_weights, ROUND_PATTERN + offset_correction(I, FOLDED));
-    if constexpr (high_weights != 0) sum = multiply_add_bytes(high, high_weights, sum);
-    float shifted = __int_as_float(sum);
-    float quotient = __fmaf_rn(shifted - ROUND, 1.0f / p, ROUND) - ROUND;
-    return __float_as_uint(__fmaf_rn(quotient, -static_cast<float>(p), shifted));
+__device__ __forceinline__ uint32 residue(uint32 low, uint32 high, const ResidueConstants& c) {
+    float shifted = __int_as_float(multiply_add_bytes(high, c.high_weights, multiply_add_bytes(low, c.low_weights, c.start)));
+    float quotient = __fmaf_rn(shifted - ROUND, c.reciprocal, ROUND) - ROUND;
+    return __float_as_uint(__fmaf_rn(quotient, c.minus_p, shifted));
 }
 
 // The weights P / p_i are applied to groups of two or three moduli at a time: u = sum over the group of t_i (G / p_i),

@@ -4,42 +4,27 @@
 // One block of 8 warps a tile of 128 by 128; each warp 64 rows by 32 columns. Launch: THREADS threads, one block a tile,
 // STAGES * 32 KiB of shared memory.
 
+#include "matrix_units.cuh"
+#include "product.cuh"
 #include "residue_gemm.cuh"
 
 constexpr int THREADS = 256;
 constexpr int STAGES = 3;
 constexpr int STAGE_BYTES = 2 * BLOCK_BYTES;
 
-__device__ __forceinline__ void copy_16(uint32 to, const void* from) {
-    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to), "l"(from) : "memory");
-}
-
-// Four 8 x 16-byte matrices; lane l names row l % 8 of matrix l / 8.
-__device__ __forceinline__ void load_matrices(uint32 (&r)[4], uint32 address) {
-    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
-                 : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
-                 : "r"(address));
-}
-
-__device__ __forceinline__ void multiply(int (&d)[4], const uint32 (&a)[4], uint32 b0, uint32 b1) {
-    asm volatile("mma.sync.aligned.m16n8k32.row.col.s32.s8.s8.s32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
-                 : "+r"(d[0]), "+r"(d[1]), "+r"(d[2]), "+r"(d[3])
-                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
-}
-
 // The address of 16 bytes of a block: `chunk` of a row, at its swizzled place.
 __device__ __forceinline__ uint32 place(uint32 block, int row, int chunk) {
     return block + row * BLOCK + (chunk ^ row % 8) * 16;
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS) residue_gemm(
-    const int8* x, const int8* w, int8* products, int64 moduli, int64 batches, int64 x_blocks, int64 w_blocks,
-    int64 depth_blocks
-) {
+extern "C" __global__ void __launch_bounds__(THREADS) residue_gemm(const __grid_constant__ Product p) {
     extern __shared__ __align__(128) char memory[];
-    uint32 shared = static_cast<uint32>(__cvta_generic_to_shared(memory));
+    uint32 shared = shared_address(memory);
+    const int8 *x = p.x_residues(), *w = p.w_residues();
+    int8* products = p.products();
+    int64 x_blocks = p.padded_rows / BLOCK, w_blocks = p.padded_columns / BLOCK, depth_blocks = p.depth_blocks;
     Tile tile = tile_of(blockIdx.x, static_cast<int>(x_blocks), static_cast<int>(w_blocks));
-    Modulus m = modulus_of(static_cast<int>(tile.plane / batches));
+    Modulus m = modulus_of(static_cast<int>(tile.plane / p.batches));
     const int8* from_x = x + (tile.plane * x_blocks + tile.row) * depth_blocks * BLOCK_BYTES;
     const int8* from_w = w + (tile.plane * w_blocks + tile.column) * depth_blocks * BLOCK_BYTES;
     auto start_copy = [&](int64 k) {
@@ -52,14 +37,14 @@ extern "C" __global__ void __launch_bounds__(THREADS) residue_gemm(
                 copy_16(to + BLOCK_BYTES + at, from_w + k * BLOCK_BYTES + at);
             }
         }
-        asm volatile("cp.async.commit_group;" ::: "memory");
+        commit_copies();
     };
     int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     int first_row = warp / 4 * 64, first_column = warp % 4 * 32;
     int sum[4][4][4] = {};
     for (int s = 0; s < STAGES - 1; s++) start_copy(s);
     for (int64 k = 0; k < depth_blocks; k++) {
-        asm volatile("cp.async.wait_group %0;" ::"n"(STAGES - 2) : "memory");
+        wait_for_copies<STAGES - 2>();
         __syncthreads();
         start_copy(k + STAGES - 1);
         uint32 a_block = shared + static_cast<uint32>(k % STAGES) * STAGE_BYTES;

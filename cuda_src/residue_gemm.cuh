@@ -1,12 +1,8 @@
 // What the two residue_gemm kernels share: the memory of blocks and units (see residue_rows.cuh), and the reduction modulo p.
 #pragma once
 
-#include "formats.cuh"
+#include "residue_rows.cuh"
 
-using int8 = signed char;
-
-constexpr int BLOCK = 128;
-constexpr int BLOCK_BYTES = BLOCK * BLOCK;
 // Blocks of terms whose sum of products stays below 2^38 / (2 p): 128 * 128 * 65536 = 2^30.
 constexpr int BLOCKS_A_SUM = 512;
 
@@ -41,12 +37,13 @@ struct Tile {
     int column;  // in tiles
 };
 
+// Requires: number < 2^31.
 __device__ __forceinline__ Tile tile_of(int64 number, int tile_rows, int tile_columns) {
     constexpr int GROUP = 8;
-    int per_plane = tile_rows * tile_columns;
-    int inside = static_cast<int>(number % per_plane);
-    int first = inside / (GROUP * tile_columns) * GROUP;
+    int per_plane = tile_rows * tile_columns, plane = static_cast<int>(number) / per_plane;
+    int inside = static_cast<int>(number) - plane * per_plane;
+    int group = inside / (GROUP * tile_columns), first = group * GROUP;
     int size = min(tile_rows - first, GROUP);
-    int in_group = inside % (GROUP * tile_columns);
-    return {static_cast<int>(number / per_plane), first + in_group % size, in_group / size};
+    int in_group = inside - group * (GROUP * tile_columns), column = in_group / size;
+    return {plane, first + in_group - column * size, column};
 }

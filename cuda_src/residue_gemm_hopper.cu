@@ -5,6 +5,7 @@
 // memory as the tensor cores read them (see residue_rows.cuh), so a copy needs no tensor map.
 // Launch: 384 threads, as many blocks as multiprocessors, shared memory as `shared_bytes` of the launcher says.
 
+#include "product.cuh"
 #include "residue_gemm.cuh"
 
 constexpr int THREADS = 384;
@@ -106,9 +107,12 @@ struct Stages {
 };
 
 template <int TILE>
-__device__ __forceinline__ void gemm(
-    const int8* x, const int8* w, int8* products, int64 moduli, int batches, int x_blocks, int w_blocks, int depth_blocks
-) {
+__device__ __forceinline__ void gemm(const Product& p) {
+    const int8 *x = p.x_residues(), *w = p.w_residues();
+    int8* products = p.products();
+    int64 moduli = p.moduli;
+    int batches = static_cast<int>(p.batches), depth_blocks = static_cast<int>(p.depth_blocks);
+    int x_blocks = static_cast<int>(p.padded_rows / BLOCK), w_blocks = static_cast<int>(p.padded_columns / BLOCK);
     constexpr int STAGES = Stages<TILE>::count;
     constexpr int STAGE_BYTES = Stages<TILE>::bytes;
     constexpr int REGISTERS = TILE / 2;
@@ -194,19 +198,7 @@ __device__ __forceinline__ void gemm(
 }
 
 // products[modulus, batch, unit]: int8, from x: [modulus, batch, x_blocks, depth_blocks] blocks and w likewise.
-extern "C" __global__ void __launch_bounds__(THREADS, 1) residue_gemm_128(
-    const int8* x, const int8* w, int8* products, int64 moduli, int64 batches, int64 x_blocks, int64 w_blocks,
-    int64 depth_blocks
-) {
-    gemm<128>(x, w, products, moduli, static_cast<int>(batches), static_cast<int>(x_blocks), static_cast<int>(w_blocks),
-              static_cast<int>(depth_blocks));
-}
+extern "C" __global__ void __launch_bounds__(THREADS, 1) residue_gemm_128(const __grid_constant__ Product p) { gemm<128>(p); }
 
-// The same with tiles of 128 x 256. Requires: w_blocks even.
-extern "C" __global__ void __launch_bounds__(THREADS, 1) residue_gemm_256(
-    const int8* x, const int8* w, int8* products, int64 moduli, int64 batches, int64 x_blocks, int64 w_blocks,
-    int64 depth_blocks
-) {
-    gemm<256>(x, w, products, moduli, static_cast<int>(batches), static_cast<int>(x_blocks), static_cast<int>(w_blocks),
-              static_cast<int>(depth_blocks));
-}
+// The same with tiles of 128 x 256. Requires: an even number of blocks of columns.
+extern "C" __global__ void __launch_bounds__(THREADS, 1) residue_gemm_256(const __grid_constant__ Product p) { gemm<256>(p); }

@@ -15,7 +15,9 @@
 
 #pragma once
 
-#include "residue.cuh"
+#include "formats.cuh"
+
+using int8 = signed char;
 
 constexpr int BLOCK = 128;
 constexpr int BLOCK_BYTES = BLOCK * BLOCK;
@@ -23,8 +25,8 @@ constexpr int BLOCK_BYTES = BLOCK * BLOCK;
 struct __align__(16) Row {
     int exponent;
     float doubt;
-    float largest;
-    float unused;
+    float largest;  // 0 for a row of zeros
+    float norm;  // of residue_short: >= the Euclidean norm of the row's residues modulo any of the moduli
 };
 
 __device__ __forceinline__ double power_of_two(int exponent) {

@@ -4,10 +4,11 @@
 //
 // Element codes, as the launcher passes them: 0 float32, 1 bfloat16, 2 float16, 3 float64; other data by width alone:
 // 4 of 8 bits, 5 of 16 bits, 6 of 32 bits, 7 of 64 bits. A complex tensor goes in as its real view.
-// Launch: any grid, any block that is a multiple of 32 threads; lanes: uint64 [2], zeroed by the caller.
+// Launch: any grid, blocks of 32, 64, ... or 256 threads; lanes: uint64 [2], zeroed by the caller.
 
 #include "formats.cuh"
 
+constexpr int THREADS = 256;
 constexpr int FLOAT64 = 3;
 constexpr int BYTES_1 = 4;
 constexpr int BYTES_2 = 5;
@@ -65,19 +66,122 @@ __device__ void mix_element(
     mix(j, bits, lane0, lane1);
 }
 
-// The lanes of four words in a row, the first at place j. Requires: j a multiple of 4.
-__device__ __forceinline__ void mix_four(uint64 j, uint4 four, int code, uint64& lane0, uint64& lane1) {
-    uint64 first = (j << 32) + (j >> 32) * HIGH_INDEX_FACTOR;  // the four places share their upper halves
-    uint32 words[4] = {four.x, four.y, four.z, four.w};
+// For the four words in a row from place j on, a multiple of 4: mix() with fewer instructions.
+// With z = high:low before the first step, high = j + v: z ^ z >> 30 has the upper half high ^ high >> 30, in which v only
+// changes the two lowest bits, and the lower half low ^ low >> 30 ^ high << 2.
+struct Lanes {
+    uint64 first = 0, second = 0;
+
+    // high:low * factor, in three instructions.
+    template <uint64 FACTOR>
+    __device__ __forceinline__ static uint64 times(uint32 low, uint32 high) {
+        uint64 product;
+        asm("{ .reg .u32 l, h; mul.wide.u32 %0, %1, %3; mov.b64 {l, h}, %0; mad.lo.u32 h, %1, %4, h; "
+            "mad.lo.u32 h, %2, %3, h; mov.b64 %0, {l, h}; }"
+            : "=&l"(product)
+            : "r"(low), "r"(high), "n"(static_cast<uint32>(FACTOR)), "n"(static_cast<uint32>(FACTOR >> 32)));
+        return product;
+    }
+
+    template <uint64 FACTOR>
+    __device__ __forceinline__ static uint64 times(uint64 z) {
+        return times<FACTOR>(static_cast<uint32>(z), static_cast<uint32>(z >> 32));
+    }
+
+    // What one word adds, from the two halves of z ^ z >> 30.
+    __device__ __forceinline__ static void mix(uint32 low, uint32 high, uint64& z, uint64& y) {
+        z = times<SPLITMIX_FIRST>(low, high);
+        z = times<SPLITMIX_SECOND>(z ^ z >> 27);
+        z ^= z >> 31;
+        y = times<SECOND_LANE_FACTOR>(z);
+        y = times<SECOND_LANE_MULTIPLIER>(y ^ y >> 32);
+        y ^= y >> 29;
+    }
+
+    // Requires: words without a NaN that is not canonical, if they are floats; j < 2^32.
+    __device__ __forceinline__ void mix_four(uint32 j, const uint32 (&words)[4]) {
+        uint32 high = j ^ j >> 30, shifted = j << 2;
+        uint64 z[4], y[4];
 #pragma unroll
-    for (int v = 0; v < 4; v++) {
-        uint32 word = code == FLOAT32 ? canonical_bits(words[v], format_of(FLOAT32)) : words[v];
-        mix_word(first + (static_cast<uint64>(v) << 32 | word), lane0, lane1);
+        for (int v = 0; v < 4; v++) mix(words[v] ^ words[v] >> 30 ^ (shifted | v << 2), high ^ v, z[v], y[v]);
+#pragma unroll
+        for (int v = 0; v < 4; v += 2) first += z[v] + z[v + 1], second += y[v] + y[v + 1];
+    }
+};
+
+// Whether one of four float32 may be a NaN: no for finite ones.
+__device__ __forceinline__ bool maybe_nan(const uint32 (&words)[4]) {
+    float zero = __fmaf_rn(__uint_as_float(words[0]), 0.0f, __uint_as_float(words[1]) * 0.0f);
+    float other = __fmaf_rn(__uint_as_float(words[2]), 0.0f, __uint_as_float(words[3]) * 0.0f);
+    return !(zero + other == 0.0f);
+}
+
+// Four elements from number i on, as words.
+__device__ __forceinline__ void load_four(const void* data, int64 i, int code, uint32 (&words)[4]) {
+    if (code == FLOAT32 || code == BYTES_4) {
+        uint4 four = __ldcs(static_cast<const uint4*>(data) + i / 4);
+        words[0] = four.x, words[1] = four.y, words[2] = four.z, words[3] = four.w;
+    } else if (code == BYTES_1) {
+        uint32 four = __ldcs(static_cast<const uint32*>(data) + i / 4);
+#pragma unroll
+        for (int v = 0; v < 4; v++) words[v] = four >> (8 * v) & 0xff;
+    } else {
+        uint2 four = __ldcs(static_cast<const uint2*>(data) + i / 4);
+        words[0] = four.x & 0xffff, words[1] = four.x >> 16, words[2] = four.y & 0xffff, words[3] = four.y >> 16;
     }
 }
 
+// Not inlined, so that a branch leads around it: it is rare.
+__device__ __noinline__ uint4 canonical_four(uint4 words) {
+    constexpr Format form = format_of(FLOAT32);
+    return make_uint4(canonical_bits(words.x, form), canonical_bits(words.y, form), canonical_bits(words.z, form),
+                      canonical_bits(words.w, form));
+}
+
+__device__ __forceinline__ void canonicalise(uint32 (&words)[4], int code) {
+    if (code == BFLOAT16 || code == FLOAT16) {
+#pragma unroll
+        for (int v = 0; v < 4; v++) words[v] = canonical_bits(words[v], format_of(code));
+    }
+    if (code == FLOAT32 && maybe_nan(words)) {
+        uint4 four = canonical_four(make_uint4(words[0], words[1], words[2], words[3]));
+        words[0] = four.x, words[1] = four.y, words[2] = four.z, words[3] = four.w;
+    }
+}
+
+// lanes += those of the elements first + 0, 1, 2, ... of data[0 .. count), in fours, which are aligned and whose places are
+// multiples of 4 below 2^32; the caller takes the rest. Blocks take parts of FOURS fours a thread, one after another: many
+// more than run at once, so that none waits for the last.
+template <int CODE>
+__device__ __forceinline__ void digest_fours(
+    const void* data, int64 count, int64 first, uint64& lane0, uint64& lane1
+) {
+    constexpr int FOURS = 32;
+    Lanes lanes;
+    int64 fours = count / 4, part = static_cast<int64>(blockDim.x) * FOURS;
+    for (int64 start = blockIdx.x * part; start < fours; start += gridDim.x * part) {
+        int64 i = start + threadIdx.x;
+        int left = static_cast<int>((min(start + part, fours) - i + blockDim.x - 1) / blockDim.x);
+        uint32 j = static_cast<uint32>(first + 4 * i);
+        if (left <= 0) break;
+        uint32 words[4], next[4];
+        load_four(data, 4 * i, CODE, next);
+#pragma unroll 2
+        for (; left > 0; left--, i += blockDim.x, j += 4 * blockDim.x) {
+#pragma unroll
+            for (int v = 0; v < 4; v++) words[v] = next[v];
+            // Under way while this four is mixed. The last one once more is as good as none.
+            load_four(data, 4 * (left > 1 ? i + blockDim.x : i), CODE, next);
+            canonicalise(words, CODE);
+            lanes.mix_four(j, words);
+        }
+    }
+    lane0 += lanes.first;
+    lane1 += lanes.second;
+}
+
 // lanes += the lanes of data[0 .. count), whose first element is number first_element of the tensor: shards add up.
-extern "C" __global__ void tensor_digest(
+extern "C" __global__ void __launch_bounds__(THREADS, 5) tensor_digest(
     const void* data, int64 element_code, int64 count, int64 first_element, uint64* lanes
 ) {
     int code = static_cast<int>(element_code);
@@ -86,19 +190,27 @@ extern "C" __global__ void tensor_digest(
     int64 stride = static_cast<int64>(gridDim.x) * blockDim.x;
     int64 thread = static_cast<int64>(blockIdx.x) * blockDim.x + threadIdx.x;
     int64 done = 0;
-    if ((code == FLOAT32 || code == BYTES_4) && (reinterpret_cast<uint64>(data) & 15) == 0 && first_element % 4 == 0) {
-        const uint4* fours = static_cast<const uint4*>(data);
-        for (int64 i = thread; i < count / 4; i += stride)
-            mix_four(static_cast<uint64>(first_element + 4 * i), __ldcs(fours + i), code, lane0, lane1);
-        done = count / 4 * 4;
+    if (code != FLOAT64 && code != BYTES_8 && (reinterpret_cast<uint64>(data) & 15) == 0 && first_element % 4 == 0) {
+        int64 below = max((1ll << 32) - first_element, 0ll);
+        done = min(count, below) / 4 * 4;
+        if (code == FLOAT32) digest_fours<FLOAT32>(data, done, first_element, lane0, lane1);
+        else if (code == BYTES_4) digest_fours<BYTES_4>(data, done, first_element, lane0, lane1);
+        else if (code == BFLOAT16) digest_fours<BFLOAT16>(data, done, first_element, lane0, lane1);
+        else if (code == FLOAT16) digest_fours<FLOAT16>(data, done, first_element, lane0, lane1);
+        else if (code == BYTES_2) digest_fours<BYTES_2>(data, done, first_element, lane0, lane1);
+        else digest_fours<BYTES_1>(data, done, first_element, lane0, lane1);
     }
     for (int64 i = done + thread; i < count; i += stride) mix_element(data, i, first_element + i, code, lane0, lane1);
     for (int distance = 16; distance > 0; distance /= 2) {
         lane0 += __shfl_xor_sync(0xffffffffu, lane0, distance);
         lane1 += __shfl_xor_sync(0xffffffffu, lane1, distance);
     }
-    if (threadIdx.x % 32 == 0) {
-        atomicAdd(lanes, lane0);
-        atomicAdd(lanes + 1, lane1);
+    __shared__ uint64 of_warps[2][THREADS / 32];
+    if (threadIdx.x % 32 == 0) of_warps[0][threadIdx.x / 32] = lane0, of_warps[1][threadIdx.x / 32] = lane1;
+    __syncthreads();
+    if (threadIdx.x < 2) {
+        uint64 sum = 0;
+        for (int warp = 0; warp < blockDim.x / 32; warp++) sum += of_warps[threadIdx.x][warp];
+        atomicAdd(lanes + threadIdx.x, sum);
     }
 }

@@ -1,116 +1,306 @@
-"""exp and log of a float, correctly rounded: the definition, on Python integers.
+"""Functions of one variable, correctly rounded: the definition, on Python integers.
 
-A value is bracketed in fixed point with more and more bits until both ends of the bracket round alike (Ziv). It ends,
-because e^x and log x of a binary number are never a tie, apart from e^0 and log 1, which are exact.
+`FUNCTIONS[name](bits, form, out)` is the value of a pattern of `form` as the nearest float of `out`. Roots and quotients
+are rounded from their exact integers (`algebraic`). The others are bracketed in fixed point with more and more bits until
+both ends of the bracket round alike (Ziv). It ends, because their values at binary numbers are never a tie, apart from
+those at zero.
 """
 
-from functools import cache
-from math import isqrt
+from collections.abc import Callable
 
+from . import algebraic
+from .fixed_point import GUARD_BITS, exp_fixed, log_fixed, normal_fixed
 from .formats import FLOAT32, Format, decode, is_infinity, is_nan
 from .rounding import round_integer
 
-GUARD_BITS = 32
-"""Fixed-point results below are off by less than 2^(GUARD_BITS - precision); fewer than 2^20 roundings add up."""
+Constant = Callable[[Format], int]
 
 
-def _arc_hyperbolic_tangent(numerator: int, denominator: int, precision: int) -> int:
-    """atanh(numerator / denominator) * 2^precision, by its series. Requires: a quotient of at most 1/3."""
-    power = (numerator << precision) // denominator
-    square = (power * power) >> precision
-    total, n = 0, 1
-    while power not in (0, -1):
-        total += power // n
-        power = (power * square) >> precision
-        n += 2
-    return total
+def _number(value: int) -> Constant:
+    return lambda form: round_integer(value, 0, form)
 
 
-@cache
-def log_of_2(precision: int) -> int:
-    """ln 2 * 2^precision, within 2^GUARD_BITS: 18 atanh(1/26) - 2 atanh(1/4801) + 8 atanh(1/8749)."""
-    return (
-        18 * _arc_hyperbolic_tangent(1, 26, precision)
-        - 2 * _arc_hyperbolic_tangent(1, 4801, precision)
-        + 8 * _arc_hyperbolic_tangent(1, 8749, precision)
-    )
+def _minus_zero(form: Format) -> int:
+    return form.sign_bit
 
 
-def exp_fixed(value: int, exponent: int, precision: int) -> tuple[int, int]:
-    """e^(value * 2^exponent) as (n, k): n * 2^(k - precision), n within 2^GUARD_BITS. Requires: |argument| < 2^8."""
-    shift = exponent + precision
-    x = value << shift if shift >= 0 else value >> -shift
-    ln2 = log_of_2(precision + 16) >> 16
-    k = (2 * x + ln2) // (2 * ln2)
-    # e^x = 2^k * (e^(r / 2^8))^(2^8) with |r| <= ln2 / 2; each squaring doubles the error.
-    r = (x - k * ln2) >> 8
-    total = term = 1 << precision
-    n = 1
-    while term not in (0, -1):
-        term = ((term * r) >> precision) // n
-        total += term
-        n += 1
-    for _ in range(8):
-        total = (total * total) >> precision
-    return total, k
+def _infinity(form: Format) -> int:
+    return form.infinity_bits
 
 
-def log_fixed(value: int, exponent: int, precision: int) -> int:
-    """ln(value * 2^exponent) * 2^precision, within 2^GUARD_BITS. Requires: value > 0, |exponent| < 2^10."""
-    k = value.bit_length() - 1
-    wide = precision + 40
-    m = value << (wide - k)
-    # ln m = 2^9 * ln(m^(1 / 2^9)); the roots leave an argument of the series below 2^-10.
-    for _ in range(9):
-        m = isqrt(m << wide)
-    one = 1 << wide
-    log_m = _arc_hyperbolic_tangent(m - one, m + one, wide) << 10
-    return (log_m + (k + exponent) * log_of_2(wide)) >> 40
+def _minus_infinity(form: Format) -> int:
+    return form.infinity_bits | form.sign_bit
 
 
-def _round_bracketed(approximate, form: Format) -> int:
+def _nan(form: Format) -> int:
+    return form.nan_bits
+
+
+_ZERO = _number(0)
+_SIGNED_ZEROS = (_ZERO, _minus_zero)
+_SIGNED_INFINITIES = (_infinity, _minus_infinity)
+
+
+class Function:
+    """A function of one variable: its limits at the infinities, its values at +0 and -0, and the rest."""
+
+    def __init__(
+        self,
+        inside: Callable[[int, int, Format], int],
+        at_minus_infinity: Constant,
+        at_infinity: Constant,
+        at_zeros: tuple[Constant, Constant] | None = None,
+    ):
+        """`inside(significand, exponent, out)` are the bits at significand * 2^exponent, a zero only without `at_zeros`."""
+        self._inside, self._at_zeros = inside, at_zeros
+        self._at_infinities = (at_infinity, at_minus_infinity)
+
+    def __call__(self, bits: int, form: Format = FLOAT32, out: Format | None = None) -> int:
+        """Bits of the function of a pattern of `form`, rounded once to `out` (None: `form`); NaNs are canonical."""
+        out = form if out is None else out
+        if is_nan(bits, form):
+            return out.nan_bits
+        negative = bits & form.sign_bit != 0
+        if is_infinity(bits, form):
+            return self._at_infinities[negative](out)
+        significand, exponent = decode(bits, form)
+        if significand == 0 and self._at_zeros is not None:
+            return self._at_zeros[negative](out)
+        return self._inside(significand, exponent, out)
+
+
+def _round_bracketed(approximate: Callable[[int], tuple[int, int]], out: Format) -> int:
     """Round a function of the precision, `approximate(precision) -> (n, exponent)`, n within 2^GUARD_BITS."""
     precision = 128
     while True:
         n, exponent = approximate(precision)
         error = 1 << GUARD_BITS
-        low, high = round_integer(n - error, exponent, form), round_integer(n + error, exponent, form)
+        low, high = round_integer(n - error, exponent, out), round_integer(n + error, exponent, out)
         if low == high:
             return low
         precision *= 2
 
 
-def exp(bits: int, form: Format = FLOAT32) -> int:
-    """Bits of e^x rounded to the format of x. exp(-inf) = +0, exp(inf) = inf, exp(nan) = the canonical NaN."""
-    if is_nan(bits, form):
-        return form.nan_bits
-    if is_infinity(bits, form):
-        return 0 if bits & form.sign_bit else form.infinity_bits
-    significand, exponent = decode(bits, form)
-    if significand == 0:
-        return round_integer(1, 0, form)
-    if abs(significand) << max(exponent, 0) >> max(-exponent, 0) >= 128:
-        # Beyond every format here but float64: e^128 > 2^128, e^-128 < 2^-150.
-        return 0 if significand < 0 else form.infinity_bits
-
-    def approximate(precision: int) -> tuple[int, int]:
-        n, k = exp_fixed(significand, exponent, precision)
-        return n, k - precision
-
-    return _round_bracketed(approximate, form)
+def _beside(value: int, exponent: int, side: int, out: Format) -> int:
+    """The rounding of value * 2^exponent moved up (side 1) or down (-1) by less than any format can tell."""
+    return round_integer((value << 256) + side, exponent - 256, out)
 
 
-def log(bits: int, form: Format = FLOAT32) -> int:
-    """Bits of ln x rounded to the format of x. log(±0) = -inf, log(x < 0) and log(nan) = the canonical NaN."""
-    if is_nan(bits, form):
-        return form.nan_bits
-    if bits & ~form.sign_bit == 0:
-        return form.infinity_bits | form.sign_bit
-    if bits & form.sign_bit:
-        return form.nan_bits
-    if is_infinity(bits, form):
-        return form.infinity_bits
-    significand, exponent = decode(bits, form)
-    if significand << exponent == 1 if exponent >= 0 else significand == 1 << -exponent:
+def _bracketed(
+    approximate: Callable[[int, int, int], tuple[int, int]],
+    far_below: Callable[[int, int, Format], int],
+    far_above: Callable[[int, int, Format], int],
+    far: int = 128,
+) -> Callable[[int, int, Format], int]:
+    """From `approximate(significand, exponent, precision)` for |x| < far, and what is so for x <= -far and x >= far.
+
+    There, e^-128 < 2^-184, or the normal distribution's tail, is out of sight beside any float but zero.
+    """
+
+    def inside(significand: int, exponent: int, out: Format) -> int:
+        if abs(significand) << max(exponent, 0) >> max(-exponent, 0) >= far:
+            return (far_below if significand < 0 else far_above)(significand, exponent, out)
+        return _round_bracketed(lambda precision: approximate(significand, exponent, precision), out)
+
+    return inside
+
+
+def _tiny(value: int, exponent: int, out: Format) -> int:
+    return _beside(0, -256, 1, out)
+
+
+def _minus_tiny(value: int, exponent: int, out: Format) -> int:
+    return _beside(0, -256, -1, out)
+
+
+def _overflow(value: int, exponent: int, out: Format) -> int:
+    return out.infinity_bits
+
+
+def _exp(value: int, exponent: int, precision: int) -> tuple[int, int]:
+    n, k = exp_fixed(value, exponent, precision)
+    return n, k - precision
+
+
+def _expm1(value: int, exponent: int, precision: int) -> tuple[int, int]:
+    n, k = exp_fixed(value, exponent, precision)
+    one = 1 << precision
+    return (n - (one >> k), k - precision) if k >= 0 else ((n >> -k) - one, -precision)
+
+
+def _decay(value: int, exponent: int, precision: int) -> tuple[int, int, int]:
+    """t = e^-|x| as (n, k), t = n * 2^(k - precision), and (1 + t) * 2^precision."""
+    n, k = exp_fixed(-abs(value), exponent, precision)
+    return n, k, (1 << precision) + (n >> -k)
+
+
+def _sigmoid(value: int, exponent: int, precision: int) -> tuple[int, int]:
+    """1 / (1 + t) or t / (1 + t)."""
+    n, k, one_more = _decay(value, exponent, precision)
+    if value < 0:
+        return (n << precision) // one_more, k - precision
+    return (1 << 2 * precision) // one_more, -precision
+
+
+def _sigmoid_derivative(value: int, exponent: int, precision: int) -> tuple[int, int]:
+    """t / (1 + t)^2."""
+    n, k, one_more = _decay(value, exponent, precision)
+    return (n << 2 * precision) // one_more**2, k - precision
+
+
+def _tanh(value: int, exponent: int, precision: int) -> tuple[int, int]:
+    """±(1 - t^2) / (1 + t^2)."""
+    n, k, one_more = _decay(value, exponent + 1, precision)
+    quotient = (((1 << precision) - (n >> -k)) << precision) // one_more
+    return -quotient if value < 0 else quotient, -precision
+
+
+def _tanh_derivative(value: int, exponent: int, precision: int) -> tuple[int, int]:
+    """4 t^2 / (1 + t^2)^2."""
+    n, place = _sigmoid_derivative(value, exponent + 1, precision)
+    return n, place + 2
+
+
+def _softplus(value: int, exponent: int, precision: int) -> tuple[int, int]:
+    """max(x, 0) + ln(1 + t)."""
+    _, _, one_more = _decay(value, exponent, precision)
+    shift = exponent + precision
+    x = max(value, 0)
+    return log_fixed(one_more, -precision, precision) + (x << shift if shift >= 0 else x >> -shift), -precision
+
+
+def _silu(value: int, exponent: int, precision: int) -> tuple[int, int]:
+    """x sigmoid(x)."""
+    n, place = _sigmoid(value, exponent, precision)
+    length = value.bit_length()
+    return n * value >> length, place + exponent + length
+
+
+def _silu_derivative(value: int, exponent: int, precision: int) -> tuple[int, int]:
+    """sigmoid(x) + x sigmoid'(x), absolute: it passes zero near -1.278. |x| < 2^7 leaves the error below 2^GUARD_BITS."""
+    n, place = _sigmoid(value, exponent, precision)
+    slope, slope_place = _sigmoid_derivative(value, exponent, precision)
+    shift = exponent + slope_place + precision
+    product = value * slope
+    return (n >> -(place + precision)) + (product << shift if shift >= 0 else product >> -shift), -precision
+
+
+def _gelu(value: int, exponent: int, precision: int) -> tuple[int, int]:
+    """x Phi(x)."""
+    below, _ = normal_fixed(value, exponent, precision)
+    length = value.bit_length()
+    return below * value >> length, exponent + length - precision
+
+
+def _gelu_derivative(value: int, exponent: int, precision: int) -> tuple[int, int]:
+    """Phi(x) + x phi(x), absolute: it passes zero near -0.7518. |x| < 2^4 leaves the error below 2^GUARD_BITS."""
+    below, density = normal_fixed(value, exponent, precision)
+    product = density * value
+    return below + (product << exponent if exponent >= 0 else product >> -exponent), -precision
+
+
+def _log(value: int, exponent: int, out: Format) -> int:
+    if value < 0:
+        return out.nan_bits
+    if value << exponent == 1 if exponent >= 0 else value == 1 << -exponent:
         return 0
-    return _round_bracketed(lambda precision: (log_fixed(significand, exponent, precision), -precision), form)
+    return _round_bracketed(lambda precision: (log_fixed(value, exponent, precision), -precision), out)
+
+
+def _log1p(value: int, exponent: int, out: Format) -> int:
+    one_more, place = algebraic.one_more(value, exponent)
+    if one_more == 0:
+        return _minus_infinity(out)
+    return _log(one_more, place, out)
+
+
+exp = Function(_bracketed(_exp, _tiny, _overflow), _ZERO, _infinity)
+expm1 = Function(
+    _bracketed(_expm1, lambda value, exponent, out: _beside(-1, 0, 1, out), _overflow), _number(-1), _infinity, _SIGNED_ZEROS
+)  # fmt: skip
+log = Function(_log, _nan, _infinity, (_minus_infinity, _minus_infinity))
+log1p = Function(_log1p, _nan, _infinity, _SIGNED_ZEROS)
+sigmoid = Function(
+    _bracketed(_sigmoid, _tiny, lambda value, exponent, out: _beside(1, 0, -1, out)), _ZERO, _number(1)
+)  # fmt: skip
+tanh = Function(
+    _bracketed(_tanh, lambda v, e, out: _beside(-1, 0, 1, out), lambda v, e, out: _beside(1, 0, -1, out)),
+    _number(-1), _number(1), _SIGNED_ZEROS,
+)  # fmt: skip
+softplus = Function(
+    _bracketed(_softplus, _tiny, lambda value, exponent, out: _beside(value, exponent, 1, out)), _ZERO, _infinity
+)  # fmt: skip
+silu = Function(
+    _bracketed(_silu, _minus_tiny, lambda value, exponent, out: _beside(value, exponent, -1, out)),
+    _minus_zero, _infinity, _SIGNED_ZEROS,
+)  # fmt: skip
+
+gelu = Function(
+    _bracketed(_gelu, _minus_tiny, lambda value, exponent, out: _beside(value, exponent, -1, out), 16),
+    _minus_zero, _infinity, _SIGNED_ZEROS,
+)  # fmt: skip
+
+FUNCTIONS = {
+    "exp": exp,
+    "expm1": expm1,
+    "gelu": gelu,
+    "gelu_derivative": Function(
+        _bracketed(_gelu_derivative, _minus_tiny, lambda v, e, out: _beside(1, 0, 1, out), 16), _minus_zero, _number(1)
+    ),
+    "log": log,
+    "log1p": log1p,
+    "log1p_derivative": Function(algebraic.reciprocal_of_one_more, _minus_zero, _ZERO),
+    "reciprocal": Function(algebraic.reciprocal, _minus_zero, _ZERO, _SIGNED_INFINITIES),
+    "reciprocal_derivative": Function(
+        algebraic.reciprocal_derivative, _minus_zero, _minus_zero, (_minus_infinity, _minus_infinity)
+    ),
+    "rsqrt": Function(algebraic.rsqrt, _nan, _ZERO, _SIGNED_INFINITIES),
+    "rsqrt_derivative": Function(algebraic.rsqrt_derivative, _nan, _minus_zero, (_minus_infinity, _infinity)),
+    "sigmoid": sigmoid,
+    "sigmoid_derivative": Function(_bracketed(_sigmoid_derivative, _tiny, _tiny), _ZERO, _ZERO),
+    "silu": silu,
+    "silu_derivative": Function(
+        _bracketed(_silu_derivative, _minus_tiny, lambda v, e, out: _beside(1, 0, 1, out)), _minus_zero, _number(1)
+    ),
+    "softplus": softplus,
+    "sqrt": Function(algebraic.sqrt, _nan, _infinity, _SIGNED_ZEROS),
+    "sqrt_derivative": Function(algebraic.sqrt_derivative, _nan, _ZERO, _SIGNED_INFINITIES),
+    "tanh": tanh,
+    "tanh_derivative": Function(_bracketed(_tanh_derivative, _tiny, _tiny), _ZERO, _ZERO),
+}
+"""Every function by its name; f' is `<f>_derivative` where it is not itself another of them."""
+
+DERIVATIVES = {
+    "exp": "exp",
+    "expm1": "exp",
+    "gelu": "gelu_derivative",
+    "log": "reciprocal",
+    "log1p": "log1p_derivative",
+    "reciprocal": "reciprocal_derivative",
+    "rsqrt": "rsqrt_derivative",
+    "sigmoid": "sigmoid_derivative",
+    "silu": "silu_derivative",
+    "softplus": "sigmoid",
+    "sqrt": "sqrt_derivative",
+    "tanh": "tanh_derivative",
+}
+"""The name of f' for every f that has a gradient."""
+
+EDGES = {
+    "log": 0x00000000,
+    "log1p": 0xBF800000,
+    "log1p_derivative": 0xBF800000,
+    "rsqrt": 0x00000000,
+    "rsqrt_derivative": 0x00000000,
+    "sqrt": 0x00000000,
+    "sqrt_derivative": 0x00000000,
+}
+"""The float32 pattern of the number at which a function's domain ends: 0 or -1."""
+
+DEFINED_BELOW_EDGE = {"log1p_derivative"}
+
+
+def special_values(name: str, out: Format) -> tuple[int, ...]:
+    """What a function of float32 is at +0, -0, +inf, -inf, its edge and NaN, as bits of `out`: the table of kernels."""
+    patterns = (0, FLOAT32.sign_bit, FLOAT32.infinity_bits, FLOAT32.infinity_bits | FLOAT32.sign_bit)
+    return tuple(FUNCTIONS[name](bits, FLOAT32, out) for bits in (*patterns, EDGES.get(name, 0), FLOAT32.nan_bits))

@@ -36,6 +36,7 @@ def moduli(count: int) -> tuple[int, ...]:
     return tuple(chosen)
 
 
+@cache
 def capacity(count: int) -> int:
     """Floor of 16 * log2(P / 4) for `count` moduli: sums of a magnitude up to 2^(capacity / 16) are rebuilt."""
     return (prod(moduli(count)) ** 16).bit_length() - 1 - 32

@@ -28,6 +28,7 @@ def moduli(count: int) -> tuple[int, ...]:
     return tuple(chosen)
 
 
+@cache
 def capacity(count: int) -> int:
     """Floor of 16 * log2(P / 4), at most that of RECONSTRUCTED_BITS: sums up to 2^(capacity / 16) are rebuilt."""
     return min((prod(moduli(count)) ** 16).bit_length() - 1 - 32, 16 * RECONSTRUCTED_BITS)

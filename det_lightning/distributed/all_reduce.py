@@ -3,7 +3,7 @@
 import torch
 import torch.distributed as dist
 
-from det_lightning.errors import InputError
+from ..errors import InputError
 
 
 def det_all_reduce(acc: torch.Tensor, group: dist.ProcessGroup | None = None) -> torch.Tensor:

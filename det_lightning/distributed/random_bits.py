@@ -1,16 +1,11 @@
-"""Counter-based random bits: a pure function of (key, counter), the same on every machine and rank.
-
-Philox4x32-10 (Salmon, Moraes, Dror, Shaw: "Parallel random numbers: as easy as 1, 2, 3", 2011).
-"""
+"""Random bits of the run: the order of its epochs and its numbers, by counters (`ops.philox`)."""
 
 import numpy as np
+import torch
 
 from det_lightning.errors import InputError
+from det_lightning.ops.philox import philox_words
 
-_MULTIPLIERS = (np.uint64(0xD2511F53), np.uint64(0xCD9E8D57))
-_KEY_STEPS = (0x9E3779B9, 0xBB67AE85)
-_LOW = np.uint64(0xFFFFFFFF)
-_ROUNDS = 10
 _HALF = np.uint64(32)
 
 
@@ -27,22 +22,10 @@ def philox(seed: int, counter: np.ndarray) -> np.ndarray:
     Raises:
         InputError: the seed is out of range or the counter's last dimension is not 4.
     """
-    if not 0 <= seed < 2**64:
-        raise InputError(f"the seed {seed} is outside [0, 2^64); pass a non-negative 64-bit integer")
     if counter.dtype != np.uint32 or counter.shape[-1:] != (4,):
         raise InputError(f"counter must be uint32 [..., 4], got {counter.dtype} {counter.shape}")
-    words = [counter[..., place].astype(np.uint64) for place in range(4)]
-    keys = [seed & 0xFFFFFFFF, seed >> 32]
-    for _ in range(_ROUNDS):
-        products = (words[0] * _MULTIPLIERS[0], words[2] * _MULTIPLIERS[1])
-        words = [
-            (products[1] >> _HALF) ^ words[1] ^ np.uint64(keys[0]),
-            products[1] & _LOW,
-            (products[0] >> _HALF) ^ words[3] ^ np.uint64(keys[1]),
-            products[0] & _LOW,
-        ]
-        keys = [(key + step) & 0xFFFFFFFF for key, step in zip(keys, _KEY_STEPS, strict=True)]
-    return np.stack(words, axis=-1).astype(np.uint32)
+    wide = torch.from_numpy(counter.astype(np.int64))
+    return torch.stack(philox_words(seed, wide.unbind(-1)), dim=-1).numpy().astype(np.uint32)
 
 
 def counters(count: int, *rest: int) -> np.ndarray:

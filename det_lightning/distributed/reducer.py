@@ -1,29 +1,55 @@
 """Gradient sums over all samples of the global batch: digits of every product, added over micro-batches and ranks.
 
-One flat int64 buffer holds, in this order: the digits of every trainable parameter, how often each was used, the
-digits of the loss means, and counters. It is added over the ranks in one exact all-reduce; then each gradient is
-divided by the exact number of items and rounded once.
+A parameter's digits lie in a bucket (buckets.py). In the last micro-batch of a step a bucket whose parameters have all
+received their digits begins its exchange (exchange.py) while the backward pass goes on (pipeline.py); the others follow at
+the end. Means that divide by unlike numbers have a backward pass and sums of their own, the groups; a gradient is the sum
+of the groups' finished gradients in their order.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from fractions import Fraction
 
 import torch
 import torch.distributed as dist
 
 from det_lightning.arithmetic.formats import NB
-from det_lightning.distributed.all_reduce import add_over_ranks
-from det_lightning.errors import UncoveredError
-from det_lightning.ops.digits import det_finalize
-from det_lightning.ops.reduction import add_sum_digits
+from det_lightning.distributed.buckets import BUCKET_ELEMENTS, fill_buckets
+from det_lightning.distributed.exchange import Exchange
+from det_lightning.distributed.local_sum import LocalSum
+from det_lightning.distributed.pipeline import Pipeline
+from det_lightning.distributed.tally import Tally
+from det_lightning.distributed.waiting import wait
+from det_lightning.errors import DetError, UncoveredError
+from det_lightning.ops.canonical import canonical_nan
+
+
+@dataclass(frozen=True)
+class MeanPart:
+    """One mean of the loss of a micro-batch: int64 [NB] sum and denominator; `total` for a sum, whose denominator is 1."""
+
+    digits: torch.Tensor
+    denominator: torch.Tensor
+    total: bool = False
 
 
 class GradientReducer:
     """Collects the digits of one optimizer step and turns them into gradients.
 
+    For every micro-batch: `add_loss`, then for each group `begin`, a backward pass, `end`; after the last one `reduce`.
+
     Args:
         parameters: (name, parameter) of everything that may receive a gradient, in the same order on every rank.
         means: the most means a loss is made of.
         group: the process group of the replicas; the default group if None.
+        levels: see `Exchange`.
+        bucket_elements: about how many gradient elements travel together.
+        announced: every gradient of a backward pass was announced by `expect`, and by nothing else; otherwise no bucket
+            begins its exchange before the backward pass is over.
+        frozen_too: parameters that do not require a gradient now may later.
+
+    Attributes:
+        weightless: the current micro-batch stands in for an empty slice: its digits and means count for nothing.
     """
 
     def __init__(
@@ -32,75 +58,173 @@ class GradientReducer:
         *,
         means: int,
         group: dist.ProcessGroup | None = None,
+        levels: Sequence[dist.ProcessGroup] | None = None,
+        bucket_elements: int = BUCKET_ELEMENTS,
+        announced: bool = True,
+        frozen_too: bool = False,
     ):
-        self.parameters = [(name, parameter) for name, parameter in parameters if parameter.requires_grad]
-        self.group = group
-        self._terms = 0  # means in the loss of this step
-        self.weightless = False  # the current micro-batch stands in for an empty slice
-        elements = sum(parameter.numel() for _, parameter in self.parameters)
-        self._buffer = torch.zeros(elements * NB + len(self.parameters) + means * (NB + 1) + 1, dtype=torch.int64)
-        places = iter(self._buffer.split([elements * NB, len(self.parameters), means * NB, means, 1]))
-        digits, self._uses, loss_digits, self._counts, self._sample_digest = places
-        self._loss_digits = loss_digits.view(means, NB)
-        self._places: dict[int, tuple[int, torch.Tensor]] = {}
-        first = 0
-        for place, (_, parameter) in enumerate(self.parameters):
-            last = first + parameter.numel() * NB
-            self._places[id(parameter)] = (place, digits[first:last].view(*parameter.shape, NB))
-            first = last
+        self._announced = announced
+        self.parameters = [(name, p) for name, p in parameters if p.requires_grad or frozen_too]
+        self.weightless = False
+        self._exchange = Exchange(group, levels)
+        tensors = [parameter for _, parameter in self.parameters]
+        self.buckets = fill_buckets(tensors, most=bucket_elements, parts=self._exchange.ranks)
+        device = tensors[0].device if tensors else torch.device("cpu")
+        self._device = device
+        self._pipeline = Pipeline(device)
+        self._tally = Tally(means)
+        self._places: dict[int, tuple[int, int, int]] = {}  # id -> place, bucket, offset
+        for number, bucket in enumerate(self.buckets):
+            for place, offset in zip(bucket.places, bucket.offsets, strict=True):
+                self._places[id(tensors[place])] = (place, number, offset)
+        self.clear()
+
+    def expect(self, parameter: torch.Tensor) -> None:
+        """One use of the parameter in the forward pass of this micro-batch."""
+        place = self._place_of(parameter)[0]
+        self._expected[place] = self._expected.get(place, 0) + 1
 
     def digits(self, parameter: torch.Tensor) -> torch.Tensor | None:
         """int64 [*parameter.shape, NB] that a backward pass adds into; None while the micro-batch has weight zero."""
+        place, number, offset = self._place_of(parameter)
+        self._settle()
+        if number < self._launched:
+            raise DetError(
+                f"the parameter {self.parameters[place][0]} received a gradient after all that its forward pass announced; "
+                f"please report this"
+            )
+        self._open = place
         if self.weightless:
             return None
-        found = self._places.get(id(parameter))
-        if found is None:
-            raise UncoveredError(
-                f"a parameter of shape {tuple(parameter.shape)} that is not in the model, or was frozen when fit() "
-                f"began, received a gradient. Register it in the LightningModule before training starts."
-            )
-        place, digits = found
-        self._uses[place] += 1
-        return digits
+        self._used[place] = 1
+        flat = self._sums(self._group, number).open()
+        return flat[offset : offset + parameter.numel()].view(*parameter.shape, NB)
 
-    def add_means(self, values: list[torch.Tensor]) -> None:
-        """Adds the per-item values of each mean of the loss of one micro-batch."""
-        self._terms = max(self._terms, len(values))
-        if self.weightless:
-            return
-        for place, items in enumerate(values):
-            add_sum_digits(self._loss_digits[place], items.reshape(-1), dim=0)
-            self._counts[place] += items.numel()
+    def add_loss(self, means: Sequence[MeanPart], groups: list[list[int]], structure: int) -> None:
+        """The means of one micro-batch, and which of them share a denominator."""
+        self._totals, self._groups = [mean.total for mean in means], groups
+        if not self.weightless:
+            self._tally.add_means([m.digits for m in means], [m.denominator for m in means], structure)
 
     def add_sample_digest(self, digest: int) -> None:
         """Adds the digest of a micro-batch's samples, modulo 2^64."""
-        self._sample_digest += digest - 2**64 if digest >= 2**63 else digest
+        self._tally.add_sample_digest(digest)
 
-    def clear(self) -> None:
-        self._buffer.zero_()
-        self._terms = 0
+    def begin(self, group: int, *, last: bool) -> None:
+        """A backward pass through the means of a group begins; `last`: it is the step's last micro-batch."""
+        if last and not self._started:
+            self._tally.start(self._exchange, self._device)
+            self._started = True
+        self._group, self._last, self._launched, self._open = group, last, 0, None
+        self._left = dict(self._expected)
+
+    def end(self) -> None:
+        """The backward pass is over."""
+        self._settle()
+        if self._last:
+            while self._launched < len(self.buckets):
+                self._launch()
+        else:
+            for number in range(len(self.buckets)):
+                if (self._group, number) in self._local:
+                    self._local[self._group, number].close()
+        if self._group == len(self._groups) - 1:
+            self._expected = {}
 
     def reduce(self) -> tuple[list[torch.Tensor], int]:
-        """Adds over the ranks, writes every used parameter's `.grad`, and clears.
+        """Finishes the exchanges, writes every used parameter's `.grad`, and clears.
 
         Returns:
-            (the mean of each loss term over the global batch, float32; the digest of all its samples, unsigned).
+            (each mean or sum of the loss over the global batch, float32; the digest of all its samples, unsigned).
+
+        Raises:
+            UncoveredError: the micro-batches made their losses unlike.
         """
-        add_over_ranks(self._buffer, self.group)
-        counts = self._counts.tolist()
-        terms = max([self._terms, *(place for place, count in enumerate(counts, 1) if count)])
-        counts = counts[:terms]
-        if len(set(counts)) > 1:
-            raise UncoveredError(
-                f"the means of the loss divide by unlike numbers of items over the global batch: {counts}. "
-                f"Every micro-batch must make its loss of the same means."
-            )
-        for place, (_, parameter) in enumerate(self.parameters):
-            if int(self._uses[place]):
-                digits = self._places[id(parameter)][1]
-                parameter.grad = det_finalize(digits, dtype=parameter.dtype, denominator=counts[0])
-        # A count of 0, as when every item is left out, makes the canonical NaN.
-        means = [det_finalize(self._loss_digits[place], denominator=count) for place, count in enumerate(counts)]
-        digest = int(self._sample_digest) % 2**64
+        used = self._used.to(self._device)
+        work = self._exchange.add(used, largest=True)
+        self._pipeline.finish()
+        self._wait()
+        wait(work)
+        used = used.tolist()
+        for number, bucket in enumerate(self.buckets):
+            for place, offset in zip(bucket.places, bucket.offsets, strict=True):
+                if used[place]:
+                    self._write(self.parameters[place][1], number, offset)
+        means = [self._tally.mean(place, total=total) for place, total in enumerate(self._totals)]
+        digest = self._tally.sample_digest
         self.clear()
         return means, digest
+
+    def clear(self) -> None:
+        """Forgets everything that was added."""
+        self._pipeline.drop()
+        self._tally.clear()
+        self._used = torch.zeros(len(self.parameters), dtype=torch.int64)
+        self._local: dict[tuple[int, int], LocalSum] = {}
+        self._finished: dict[tuple[int, int], torch.Tensor] = {}
+        self._expected: dict[int, int] = {}  # place -> uses in this micro-batch's forward pass
+        self._left: dict[int, int] = {}
+        self._totals: list[bool] = []
+        self._groups: list[list[int]] = [[]]
+        self._group = self._launched = 0
+        self._open: int | None = None  # whose digits a backward pass is adding to
+        self._last = self._started = self._complete = False
+
+    def _place_of(self, parameter: torch.Tensor) -> tuple[int, int, int]:
+        found = self._places.get(id(parameter))
+        if found is None:
+            raise UncoveredError(
+                f"a parameter of shape {tuple(parameter.shape)} that is not in the model, or was frozen when the step "
+                f"began, received a gradient. Register it in the LightningModule, and unfreeze it between two steps "
+                f"(on_train_epoch_start)."
+            )
+        return found
+
+    def _sums(self, group: int, number: int) -> LocalSum:
+        key = (group, number)
+        if key not in self._local:
+            bucket = self.buckets[number]
+            self._local[key] = LocalSum(bucket.elements, bucket.device)
+        return self._local[key]
+
+    def _settle(self) -> None:
+        """The digits that were handed out last have been added: launches the buckets that are complete, in order."""
+        if self._open is None:
+            return
+        self._left[self._open] = self._left.get(self._open, 1) - 1
+        self._open = None
+        while self._last and self._announced and self._launched < len(self.buckets):
+            places = self.buckets[self._launched].places
+            if any(self._left.get(place, 0) > 0 for place in places):
+                return
+            self._launch()
+
+    def _launch(self) -> None:
+        number, group = self._launched, self._group
+        self._launched += 1
+        local = self._sums(group, number)
+
+        def done(values: torch.Tensor) -> None:
+            self._finished[group, number] = values
+
+        self._pipeline.launch(
+            self._exchange.stages(local, lambda: self._denominator(group), self.buckets[number].dtype), done
+        )
+
+    def _wait(self) -> None:
+        if not self._complete:
+            self._tally.wait()
+            self._tally.check()
+            self._complete = True
+
+    def _denominator(self, group: int) -> Fraction:
+        self._wait()
+        place = self._groups[group][0]
+        return self._tally.denominator(place, total=self._totals[place])
+
+    def _write(self, parameter: torch.nn.Parameter, number: int, offset: int) -> None:
+        gradient = None
+        for group in range(len(self._groups)):
+            part = self._finished[group, number][offset : offset + parameter.numel()].view(parameter.shape)
+            gradient = part if gradient is None else canonical_nan(gradient + part)
+        parameter.grad = gradient

@@ -31,8 +31,11 @@ DTYPES = {FORMATS["float32"]: torch.float32, FORMATS["bfloat16"]: torch.bfloat16
 _OLDEST_CAPABILITY = (8, 0)
 _MOST_ARGUMENTS = 40
 _STATIC_SHARED_BYTES = 48 << 10
-_MAX_DYNAMIC_SHARED_SIZE_BYTES = 8
-"""CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES of the driver's interface."""
+
+# Of the driver's interface.
+_MAX_DYNAMIC_SHARED_SIZE_BYTES = 8  # CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
+_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN = 97  # CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN
+_LAUNCH_COOPERATIVE = 2  # CU_LAUNCH_ATTRIBUTE_COOPERATIVE
 
 _functions: dict[tuple, tuple[ctypes.c_void_p, struct.Struct]] = {}
 _lock = threading.Lock()
@@ -47,6 +50,7 @@ def _driver() -> ctypes.CDLL:
             f"CUDA tensors need the NVIDIA driver's library libcuda.so.1, which could not be loaded: {error}"
         ) from error
     driver.cuLaunchKernel.argtypes = [ctypes.c_void_p, *[ctypes.c_uint] * 7, *[ctypes.c_void_p] * 3]
+    driver.cuLaunchKernelEx.argtypes = [ctypes.c_void_p] * 4
     return driver
 
 
@@ -72,6 +76,18 @@ def capability(device_index: int) -> tuple[int, int]:
 @functools.cache
 def multiprocessors(device_index: int) -> int:
     return torch.cuda.get_device_properties(device_index).multi_processor_count
+
+
+@functools.cache
+def most_shared_bytes(device_index: int) -> int:
+    """The shared memory that one block may have."""
+    device, found = ctypes.c_int(), ctypes.c_int()
+    _check(_driver().cuDeviceGet(ctypes.byref(device), device_index), "cuDeviceGet")
+    _check(
+        _driver().cuDeviceGetAttribute(ctypes.byref(found), _MAX_SHARED_MEMORY_PER_BLOCK_OPTIN, device),
+        "cuDeviceGetAttribute",
+    )
+    return found.value
 
 
 def architecture(source: Path, device_index: int) -> str:
@@ -133,6 +149,10 @@ def _leave() -> None:
     _driver().cuCtxPopCurrent_v2(ctypes.byref(ctypes.c_void_p()))
 
 
+def _file(source: str) -> Path:
+    return cuda_compile.SOURCE_FOLDER / f"{source}.cu"
+
+
 def _load(
     source: Path, device_index: int, kernel: str, defines: Mapping[str, int], shared_bytes: int
 ) -> ctypes.c_void_p:
@@ -181,6 +201,8 @@ class Call(NamedTuple):
     arguments: tuple[int | float, ...]
     defines: tuple[tuple[str, int], ...] = ()
     shared_bytes: int = 0
+    cooperative: bool = False
+    """All blocks run at once, so that they may wait for one another; of `Chain` only."""
 
 
 def launch_all(device: torch.device, calls: Sequence[Call]) -> None:
@@ -193,13 +215,12 @@ def launch_all(device: torch.device, calls: Sequence[Call]) -> None:
     entered = _enter(index)
     try:
         stream = torch.cuda.current_stream(index).cuda_stream
-        for source, kernel, blocks, threads, arguments, defines, shared_bytes in calls:
+        for source, kernel, blocks, threads, arguments, defines, shared_bytes, _ in calls:
             found = _functions.get((index, kernel, defines))
             if found is None:
                 with _lock:
-                    file = cuda_compile.SOURCE_FOLDER / f"{source}.cu"
                     form = struct.Struct("".join("d" if isinstance(value, float) else "q" for value in arguments))
-                    found = _load(file, index, kernel, dict(defines), shared_bytes), form
+                    found = _load(_file(source), index, kernel, dict(defines), shared_bytes), form
                     _functions[index, kernel, defines] = found
             function, form = found
             form.pack_into(own.buffer, 0, *arguments)
@@ -213,6 +234,92 @@ def launch_all(device: torch.device, calls: Sequence[Call]) -> None:
     finally:
         if entered:
             _leave()
+
+
+class _Attribute(ctypes.Structure):
+    """CUlaunchAttribute."""
+
+    _fields_ = (("id", ctypes.c_int), ("padding", ctypes.c_int), ("value", ctypes.c_int * 16))
+
+
+class _Configuration(ctypes.Structure):
+    """CUlaunchConfig."""
+
+    _fields_ = (
+        *((name, ctypes.c_uint) for name in ("grid_x", "grid_y", "grid_z", "block_x", "block_y", "block_z", "shared")),
+        ("stream", ctypes.c_void_p),
+        ("attributes", ctypes.POINTER(_Attribute)),
+        ("attribute_count", ctypes.c_uint),
+    )
+
+
+_functions_of_chains: dict[tuple, ctypes.c_void_p] = {}
+
+
+class Chain:
+    """Kernels that follow one another with the same arguments, prepared once: a launch packs what changed and calls the
+    driver once a kernel. One thread may use it.
+
+    The first `changing` arguments, integers, come with each launch; `fixed` are those after them, integers and floats.
+    """
+
+    def __init__(self, device_index: int, calls: Sequence[Call], changing: int, fixed: Sequence[int | float]):
+        self.calls = tuple(calls)
+        self._index, self._driver = device_index, _driver()
+        self._form = struct.Struct(f"{changing}q")
+        form = struct.Struct("".join("d" if isinstance(value, float) else "q" for value in fixed))
+        self._arguments = ctypes.create_string_buffer(8 * (changing + len(fixed)))
+        form.pack_into(self._arguments, 8 * changing, *fixed)
+        # The kernels have one parameter, a structure of these.
+        self._parameters = (ctypes.c_void_p * 1)(ctypes.addressof(self._arguments))
+        self._cooperative = _Attribute(_LAUNCH_COOPERATIVE, 0, (ctypes.c_int * 16)(1))
+        self._stream = None
+        entered = _enter(device_index)
+        try:
+            self._steps = [self._step(call) for call in self.calls]
+        finally:
+            if entered:
+                _leave()
+
+    def _step(self, call: Call) -> tuple:
+        key = (self._index, call.source, call.kernel, call.defines)
+        with _lock:
+            function = _functions_of_chains.get(key)
+            if function is None:
+                function = _load(_file(call.source), self._index, call.kernel, dict(call.defines), call.shared_bytes)
+                _functions_of_chains[key] = function
+        y = call.blocks[1] if len(call.blocks) > 1 else 1
+        configuration = _Configuration(call.blocks[0], y, 1, call.threads, 1, 1, call.shared_bytes)
+        if call.cooperative:
+            configuration.attributes, configuration.attribute_count = ctypes.pointer(self._cooperative), 1
+        return ctypes.addressof(configuration), function, configuration, call
+
+    def launch(self, *changing: int) -> None:
+        """Queue the kernels on torch's current stream of the device. The caller keeps tensors until this returns.
+        Raises DetError if the driver refuses a launch."""
+        self._form.pack_into(self._arguments, 0, *changing)
+        entered = _enter(self._index)
+        try:
+            stream = current_stream(self._index)
+            if stream != self._stream:
+                for _, _, configuration, _ in self._steps:
+                    configuration.stream = stream
+                self._stream = stream
+            launch_kernel, parameters = self._driver.cuLaunchKernelEx, self._parameters
+            for configuration, function, _, call in self._steps:
+                status = launch_kernel(configuration, function, parameters, None)
+                if status:
+                    _check(status, f"Launching {call.kernel} with {call.blocks} blocks of {call.threads} threads")
+        finally:
+            if entered:
+                _leave()
+
+
+def current_stream(device_index: int) -> int:
+    """The handle of torch's current stream."""
+    # What torch's own compiler calls; it skips the object that the public function builds.
+    fast = getattr(torch._C, "_cuda_getCurrentRawStream", None)
+    return fast(device_index) if fast else torch.cuda.current_stream(device_index).cuda_stream
 
 
 def launch(

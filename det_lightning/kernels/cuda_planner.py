@@ -19,6 +19,7 @@ MINIMUM_MODULI, MAXIMUM_MODULI = 4, 16
 _COST_MULTIPLY_ADD = 2 / 1.2e15
 _COST_RESIDUE = 3e-13
 _COST_REBUILD = 2e-12
+_COST_SHORT = 3.5e-13
 _COST_TERM_UNDECIDED = 1.2e-12
 _COST_UNDECIDED = 2e-9
 _COST_ANY_UNDECIDED = 6e-6
@@ -39,10 +40,14 @@ class Site(NamedTuple):
     w: torch.dtype
     out: str
     """The output's format, or "digits"."""
+    path: str = "steps"
+    """Of `cuda_paths.PATHS`."""
 
     def seconds_a_modulus(self) -> float:
         elements = self.batches * self.rows * self.columns
         residues = self.batches * (self.rows + self.columns) * self.terms
+        if self.path == "short":
+            return elements * _COST_SHORT + residues * _COST_RESIDUE
         return elements * (self.terms * _COST_MULTIPLY_ADD + _COST_REBUILD) + residues * _COST_RESIDUE
 
     def seconds_of(self, undecided: int) -> float:
@@ -73,12 +78,21 @@ class Plan:
     event: torch.cuda.Event | None = None
     in_flight: int = 0
     """The moduli of the counted call, 0 if none is in flight."""
+    counted: int = 0
+    """The one that counts of the two numbers of a tile."""
+
+    def next_call(self) -> int:
+        """The moduli of the next call, the guess corrected by the counts that have arrived."""
+        self.calls += 1
+        if self.in_flight and not torch.cuda.is_current_stream_capturing():
+            self.observe()
+        return self.moduli
 
     def observe(self) -> None:
         """Take in the counts of an earlier call if they have arrived, and correct the guess."""
         if not self.in_flight or not self.event.query():
             return
-        used, count = self.in_flight, int(self.counters.sum())
+        used, count = self.in_flight, int(self.counters[self.counted :: 2].sum())
         self.in_flight = 0
         self.undecided[used] = count
         if used == self.moduli:
@@ -87,29 +101,29 @@ class Plan:
     def wants_counts(self) -> bool:
         return not self.in_flight and (self.calls <= _SETTLING_CALLS or self.calls % _SAMPLE_EVERY == 0)
 
-    def send(self, flagged: torch.Tensor, moduli: int) -> None:
-        """Queue the copy of the counts int32 [tiles] of a call that used `moduli`."""
+    def send(self, flagged: torch.Tensor, moduli: int, counted: int) -> None:
+        """Queue the copy of the counts int32 [2 tiles] of a call that used `moduli`."""
         if self.counters is None or self.counters.shape != flagged.shape:
             self.counters = torch.empty(flagged.shape, dtype=flagged.dtype, pin_memory=True)
             self.event = torch.cuda.Event()
         self.counters.copy_(flagged, non_blocking=True)
         self.event.record(torch.cuda.current_stream(flagged.device))
-        self.in_flight = moduli
+        self.in_flight, self.counted = moduli, counted
 
 
 def next_guess(site: Site, moduli: int, undecided: dict[int, int]) -> int:
-    """The number of moduli to try next, from the counts seen with each number so far."""
+    """The number of moduli to try next, from the counts seen with each number so far: a number not tried yet where it
+    promises something, else the cheapest of those tried."""
     modulus, cost = site.seconds_a_modulus(), site.seconds_of(undecided[moduli])
     elements = site.batches * site.rows * site.columns
-    if cost > modulus and moduli < MAXIMUM_MODULI:
-        # Above the last number that was too few, or far off: two steps.
-        step = 2 if undecided[moduli] > elements // 16 else 1
-        return min(moduli + step, MAXIMUM_MODULI)
+    # Above the last number that was too few, or far off: two steps.
+    more = min(moduli + (2 if undecided[moduli] > elements // 16 else 1), MAXIMUM_MODULI)
+    if cost > modulus and more not in undecided:
+        return more
     fewer = moduli - 1
-    saved = modulus + cost
-    if fewer >= MINIMUM_MODULI and cost < modulus / 8 and site.seconds_of(undecided.get(fewer, 0)) < saved:
+    if fewer >= MINIMUM_MODULI and fewer not in undecided and cost < modulus / 8:
         return fewer
-    return moduli
+    return min(undecided, key=lambda tried: tried * modulus + site.seconds_of(undecided[tried]))
 
 
 _plans: dict[Site, Plan] = {}
@@ -117,17 +131,16 @@ _lock = threading.Lock()
 
 
 def plan_of(site: Site) -> Plan:
-    """The plan of a site, its guess corrected by the counts that have arrived."""
+    """The plan of a site, which all threads share."""
     plan = _plans.get(site)
     if plan is None:
         with _lock:
             plan = _plans.setdefault(site, Plan(site, first_guess(site)))
-    plan.calls += 1
-    if plan.in_flight and not torch.cuda.is_current_stream_capturing():
-        plan.observe()
     return plan
 
 
 def forget() -> None:
     """Start over: every site guesses again."""
-    _plans.clear()
+    for plan in _plans.values():
+        plan.moduli, plan.calls, plan.in_flight = first_guess(plan.site), 0, 0
+        plan.undecided.clear()

@@ -6,7 +6,7 @@ The twin of `cpu.reduction`: the same functions, the same bits.
 import torch
 
 from ..arithmetic.formats import NB, Format
-from .cuda import DTYPES, FORMAT_CODES, launch, multiprocessors, plain
+from .cuda import DTYPES, FORMAT_CODES, Call, launch, launch_all, multiprocessors, plain
 
 _KERNELS = {"sum": "sum_partial", "squares": "sum_of_squares_partial", "products": "sum_of_products_partial"}
 _THREADS = 256
@@ -38,10 +38,9 @@ def _sum(kind: str, x: torch.Tensor, w: torch.Tensor | None = None) -> torch.Ten
             blocks, terms_a_block = outer * _ceil(inner, _THREADS), _TERMS * (_THREADS // min(inner, _THREADS))
         most = max(1, _BLOCKS_A_MULTIPROCESSOR * multiprocessors(x.device.index) // blocks)
         chunks = min(most, _ceil(n, terms_a_block))
-        launch(
-            x.device, "reduction", _KERNELS[kind], (blocks, chunks), _THREADS,
-            x.data_ptr(), FORMAT_CODES[x.dtype], w.data_ptr(), FORMAT_CODES[w.dtype], states.data_ptr(), n, inner,
-        )  # fmt: skip
+        defines = (("X_FORMAT", FORMAT_CODES[x.dtype]), ("W_FORMAT", FORMAT_CODES[w.dtype]))
+        arguments = (x.data_ptr(), w.data_ptr(), states.data_ptr(), n, inner)
+        launch_all(x.device, (Call("reduction", _KERNELS[kind], (blocks, chunks), _THREADS, arguments, defines),))
     return normalise(states)
 
 

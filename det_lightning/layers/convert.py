@@ -26,6 +26,13 @@ COVERED = {
     nn.HuberLoss,
     nn.BCELoss,
     nn.BCEWithLogitsLoss,
+    nn.NLLLoss,
+    nn.KLDivLoss,
+    nn.LogSoftmax,
+    nn.Dropout,
+    nn.Dropout1d,
+    nn.Dropout2d,
+    nn.Dropout3d,
 }
 
 

@@ -6,19 +6,24 @@ tensor cannot move a bit of the training and passes.
 
 import inspect
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from functools import partial
-from typing import Any
+from types import FrameType
+from typing import Any, Protocol
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.overrides import TorchFunctionMode
+from torch.overrides import TorchFunctionMode, _get_current_function_mode_stack
 
-from det_lightning.errors import DetError, UncoveredError
-from det_lightning.layers.loss_calls import LOSS_FUNCTIONS, loss_call
+from det_lightning.errors import DetError, InputError, UncoveredError
+from det_lightning.layers.batch_free import BatchFree
+from det_lightning.layers.loss_calls import LOSS_FUNCTIONS, Items, counted, identity, loss_call
 from det_lightning.layers.loss_terms import STATISTIC, LossTerms
-from det_lightning.ops import activation, linear, loss
+from det_lightning.layers.random_places import RandomPlaces
+from det_lightning.ops import activation, class_losses, linear, loss, means, random_values
+from det_lightning.ops.random_calls import random
+from det_lightning.ops.random_values import normal, uniform
 
 # Names of functions and Tensor methods that move or copy bits, or round once (casts).
 _MOVES = frozenset(
@@ -44,6 +49,24 @@ _HOOKS = frozenset("register_hook register_post_accumulate_grad_hook".split())
 _INPLACE_RELU = (F.relu_, torch.relu_, Tensor.relu_)
 _RELU = (F.relu, torch.relu, Tensor.relu, activation.relu)
 _MEAN = (torch.mean, Tensor.mean)
+_SUM = (torch.sum, Tensor.sum)
+_GRADIENT_PROPERTY = frozenset((Tensor.grad.__get__, Tensor.grad.__set__, Tensor.grad.__delete__))
+_DROPOUT = (F.dropout, torch.dropout)
+_FEATURE_DROPOUT = (F.dropout1d, F.dropout2d, F.dropout3d)
+_DIVISIONS = frozenset("div truediv itruediv true_divide divide".split())
+_FLATTENING = frozenset("view reshape flatten".split())
+_LOG_SOFTMAX = (F.log_softmax, torch.log_softmax, Tensor.log_softmax)
+_PENALTIES = (
+    "Parameters alone may enter the loss through + - * / with numbers or tensors of their shape, pow(2), abs, views, sum() "
+    "and mean(); for samples, use the parameter through nn.Linear or F.linear, or freeze it (requires_grad_(False))."
+)
+
+
+class GradientSink(linear.DigitSink, Protocol):
+    """Receives the digits of parameter gradients, and hears in the forward pass which ones will come."""
+
+    def expect(self, parameter: Tensor) -> None:
+        """One more use of the parameter, whose gradient a backward pass may bring."""
 
 
 class FunctionMode(TorchFunctionMode):
@@ -52,23 +75,64 @@ class FunctionMode(TorchFunctionMode):
     Args:
         model: for the names of modules and parameters in errors.
         sink: receives the digits of parameter gradients.
-        terms: records how the loss is made of means.
+        samples: of the micro-batch.
+        places: where random numbers come from, or None.
         strict: refuse uncovered functions; otherwise (evaluation, which moves no weight) they run as they are.
+
+    Attributes:
+        terms: how the loss is made of means.
     """
 
-    def __init__(self, model: nn.Module, *, sink: linear.DigitSink | None, terms: LossTerms, strict: bool):
+    def __init__(
+        self,
+        model: nn.Module,
+        *,
+        sink: GradientSink | None,
+        samples: int,
+        strict: bool,
+        places: RandomPlaces | None = None,
+    ):
         super().__init__()
-        self.model, self.sink, self.terms, self.strict = model, sink, terms, strict
+        self.places = places
+        self.model, self.sink, self.samples, self.strict = model, sink, samples, strict
+        self.batch_free = BatchFree(model)
+        self.terms = LossTerms(samples, self.batch_free)
         self._suspended = False
+        self._autocast_dtype: torch.dtype | None = None
+        self._paths: dict[int, str] | None = None
         self._replacements: dict[Callable, Callable] = {
             F.linear: self._linear,
             linear.linear: self._linear,
             **{func: partial(self._loss, func) for func in LOSS_FUNCTIONS},
             loss.exact_mean: self._exact_mean,
+            means.exact_mean: self._exact_mean,
+            **dict.fromkeys(_SUM, self._sum),
+            **dict.fromkeys(_LOG_SOFTMAX, self._log_softmax),
             **dict.fromkeys(_RELU, self._relu),
             **dict.fromkeys(_INPLACE_RELU, self._inplace_relu),
             **dict.fromkeys(_MEAN, self._mean),
         }
+        if strict and places is not None:
+            self._replacements |= {
+                **dict.fromkeys(_DROPOUT, self._dropout),
+                **dict.fromkeys(_FEATURE_DROPOUT, self._feature_dropout),
+                **dict.fromkeys((torch.rand_like, random.rand_like), partial(self._random, "rand_like", uniform)),
+                **dict.fromkeys((torch.randn_like, random.randn_like), partial(self._random, "randn_like", normal)),
+                random.randint_like: self._randint_like,
+                random.bernoulli_like: self._bernoulli_like,
+            }
+
+    def again(self) -> Callable[[], "FunctionMode"]:
+        """Of a region that begins now: (() -> the mode under which it is computed again in a backward pass)."""
+        places = self.places
+        calls = None if places is None else dict(places.calls)
+
+        def mode() -> FunctionMode:
+            # Without a sink: the graph that is made again has no backward pass, and announces no gradients.
+            here = None if places is None else places.again(calls)
+            return FunctionMode(self.model, sink=None, samples=self.samples, strict=self.strict, places=here)
+
+        return mode
 
     @contextmanager
     def suspended(self) -> Iterator[None]:
@@ -81,24 +145,38 @@ class FunctionMode(TorchFunctionMode):
 
     def __torch_function__(self, func, types, args=(), kwargs=None):
         kwargs = kwargs or {}
-        if self._suspended:
+        if self._suspended or func in _GRADIENT_PROPERTY:
             return func(*args, **kwargs)
+        name = _name_of(func)
+        operands = [value for value in _flatten((args, kwargs)) if isinstance(value, Tensor)]
+        with_gradient = torch.is_grad_enabled() and any(value.requires_grad for value in operands)
+        if self.strict and with_gradient and self.batch_free.are_all(operands):
+            covered, result = self.batch_free.call(name, func, args, kwargs)
+            if not covered:
+                parameter = self.batch_free.parameter_below(self.batch_free.among(operands)[0])
+                raise self.refusal(f"{name} applied to the parameter {self.name_of(parameter)}", _PENALTIES)
+            return result
         replacement = self._replacements.get(func)
         if replacement is not None:
             try:
-                return replacement(*args, **kwargs)
+                return self._apart_from_autocast(replacement, args, kwargs, operands)
             except DetError:
                 if self.strict:
                     raise
                 return func(*args, **kwargs)
         if not self.strict:
-            return func(*args, **kwargs)
-        name = _name_of(func)
-        operands = [value for value in _flatten((args, kwargs)) if isinstance(value, Tensor)]
-        with_gradient = torch.is_grad_enabled() and any(value.requires_grad for value in operands)
+            # What is logged of a mean keeps its items, so that epochs add up exactly.
+            terms = self.terms.among(operands)
+            result = func(*args, **kwargs)
+            if terms:
+                self.terms.record(name, func, args, kwargs, terms, result, with_gradient=False)
+            return result
         if name in _RANDOM:
             raise self.refusal(
-                f"the random call {name}", "Draw random values in the data set, from the sample's index."
+                f"the random call {name}",
+                "Write det_lightning.random.rand_like(x), randn_like(x), randint_like(x, low, high) or "
+                "bernoulli_like(x, p), x a tensor with the samples in dimension 0; or draw in the data set, from the "
+                "sample's index.",
             )
         if name == "backward":
             raise self.refusal("backward", "Return the loss from training_step; the strategy runs backward itself.")
@@ -106,18 +184,23 @@ class FunctionMode(TorchFunctionMode):
             raise self.refusal(
                 name, "A hook would change gradients before the exact sum; change .grad in on_before_optimizer_step."
             )
+        if name in _DIVISIONS and len(args) == 2 and isinstance(args[1], (int, float)) and operands[0].is_cuda:
+            func = _true_division(func)
         # Both now: an operation in place replaces grad_fn.
-        means, follows_mean = self.terms.among(operands) if with_gradient else {}, self.terms.hold_mean(operands)
+        terms, follows_mean = self.terms.among(operands), self.terms.hold_mean(operands)
         result = func(*args, **kwargs)
+        if self.places is not None and name in _FLATTENING and isinstance(args[0], Tensor):
+            self.places.note_flatten(args[0].shape, result.shape)
         moves_floats = any(
             isinstance(v, Tensor) and (v.is_floating_point() or v.is_complex()) for v in _flatten(result)
         )
         if not moves_floats and name != "setitem":
             return result
-        if not (means and self.terms.record(name, func, args, kwargs, means, result)):
-            self._check(name, operands, with_gradient, args, kwargs, result)
-            if follows_mean:
-                self._follow_mean(name, args[0] if name == "setitem" else result)
+        if terms and self.terms.record(name, func, args, kwargs, terms, result, with_gradient=with_gradient):
+            return result
+        self._check(name, operands, with_gradient, args, kwargs, result)
+        if follows_mean:
+            self._follow_mean(name, args[0] if name == "setitem" else result)
         return result
 
     def _follow_mean(self, name: str, result: Any) -> None:
@@ -149,25 +232,56 @@ class FunctionMode(TorchFunctionMode):
         raise self.refusal(name)
 
     def _refuse_parameters(self, name: str, operands: list[Tensor]) -> None:
-        for value in operands:
-            if value.requires_grad and value.is_leaf and isinstance(value, nn.Parameter):
-                raise self.refusal(
-                    f"{name} applied to the parameter {self.name_of(value)}",
-                    "The exact sum over samples starts at linear layers only: use the parameter through nn.Linear or "
-                    "F.linear, or freeze it (requires_grad_(False)).",
-                )
+        for value in self.batch_free.among(operands):
+            parameter = self.name_of(self.batch_free.parameter_below(value))
+            raise self.refusal(
+                f"{name} applied to the parameter {parameter}",
+                "The exact sum over samples starts at linear layers only: use the parameter through nn.Linear or "
+                "F.linear, or freeze it (requires_grad_(False)).",
+            )
 
     def _linear(self, input, weight, bias=None, *, sink=None):
-        if torch.is_autocast_enabled(input.device.type):
-            raise self.refusal("linear under torch.autocast", "Leave autocast out; the model is trained in float32.")
         for role, parameter in (("weight", weight), ("bias", bias)):
-            if self.sink is not None and parameter is not None and parameter.requires_grad and not parameter.is_leaf:
+            if self.sink is None or parameter is None or not parameter.requires_grad:
+                continue
+            if not parameter.is_leaf:
+                made_of = self.batch_free.parameter_below(parameter)
                 raise self.refusal(
-                    f"linear with a {role} that is computed from parameters",
-                    "Its gradient would be rounded before the sum over all samples; pass the Parameter itself.",
+                    f"linear with a {role} that is computed from the parameter {self.name_of(made_of)}",
+                    "Its gradient would be rounded before the sum over all samples: use the parameter through nn.Linear "
+                    "or F.linear itself.",
                 )
+            if torch.is_grad_enabled():
+                self.sink.expect(parameter)
         self.terms.refuse_operands("linear", (input, weight, bias))
-        return linear.linear(input, weight, bias, sink=self.sink)
+        sink = None if self.sink is None else _SinkOf(self.sink, (weight, bias))
+        if self._autocast_dtype is not None:
+            input = input.to(self._autocast_dtype)
+            # A parameter's gradient is the exact sum, not the rounding to bfloat16 of one: the casts carry digits.
+            weight, bias = self._cast(weight), self._cast(bias)
+        return linear.linear(input, weight, bias, sink=sink)
+
+    def _cast(self, parameter: Tensor | None) -> Tensor | None:
+        if parameter is None or self.sink is None:
+            return parameter if parameter is None else parameter.to(self._autocast_dtype)
+        return parameter.detach().to(self._autocast_dtype).requires_grad_(parameter.requires_grad)
+
+    def _apart_from_autocast(self, replacement: Callable, args: tuple, kwargs: dict, operands: list[Tensor]) -> Any:
+        """The covered call with torch.autocast off inside; linear layers round their operands themselves."""
+        device = operands[0].device.type if operands else "cpu"
+        if not torch.is_autocast_enabled(device):
+            return replacement(*args, **kwargs)
+        dtype = torch.get_autocast_dtype(device)
+        if dtype is not torch.bfloat16:
+            raise self.refusal(
+                f"torch.autocast to {dtype}", "Covered: bfloat16, as with Trainer(precision='bf16-mixed')."
+            )
+        self._autocast_dtype = dtype
+        try:
+            with torch.autocast(device, enabled=False):
+                return replacement(*args, **kwargs)
+        finally:
+            self._autocast_dtype = None
 
     def _relu(self, input, inplace=False):
         if inplace:
@@ -182,8 +296,7 @@ class FunctionMode(TorchFunctionMode):
 
     def _loss(self, func, *args, **kwargs):
         self.terms.refuse_operands(func.__name__, tuple(_flatten((args, kwargs))))
-        items, mean = loss_call(func, args, kwargs, self.refusal)
-        return self._exact_mean(items) if mean else items
+        return self._reduced(loss_call(func, args, kwargs, self.samples, self.refusal))
 
     def _mean(self, input, *args, **kwargs):
         if args or kwargs:
@@ -192,11 +305,76 @@ class FunctionMode(TorchFunctionMode):
             raise self.refusal("mean over chosen dimensions or with a dtype", "Covered: values.mean() over all items.")
         return self._exact_mean(input)
 
-    def _exact_mean(self, values, *, undivided=False):
+    def _sum(self, input, *args, **kwargs):
+        if args or kwargs or not input.is_floating_point():
+            if not self.strict or not input.is_floating_point():
+                return torch.sum(input, *args, **kwargs)
+            raise self.refusal("sum over chosen dimensions or with a dtype", "Covered: values.sum() over all items.")
+        self.terms.refuse_operands("sum", (input,))
+        return self._reduced(counted(self._in_float32(input), input.numel(), self.samples, "sum"))
+
+    def _exact_mean(self, values, mask=None, *, undivided=False):
         self.terms.refuse_operands("mean", (values,))
-        result = loss.exact_mean(values, undivided=True)
-        self.terms.record_mean(result, values)
-        return result
+        values = self._in_float32(values)
+        if mask is None:
+            return self._reduced(counted(values, values.numel(), self.samples))
+        means.check_mask(values, mask)
+        items = means.selected(values, mask)
+        key = ("mask", *identity(mask))
+        return self._reduced(Items(items, "mean", counted(items, items.numel(), 1).denominator, key, (mask,)))
+
+    def _in_float32(self, values):
+        if values.dtype in (torch.bfloat16, torch.float16):
+            return values.float()
+        if values.dtype is not torch.float32:
+            raise InputError(f"means and sums are taken of float32 values, got {values.dtype}; convert with .float()")
+        return values
+
+    def _reduced(self, items: Items) -> Tensor:
+        return items.values if items.reduction == "none" else self.terms.record_items(items)
+
+    def _log_softmax(self, input, dim=None, *args, **kwargs):
+        self.terms.refuse_operands("log_softmax", (input,))
+        if args or any(value is not None for name, value in kwargs.items() if name != "_stacklevel") or dim is None:
+            raise self.refusal("log_softmax without dim or with a dtype", "Covered: log_softmax(x, dim).")
+        return class_losses.log_softmax(self._in_float32(input), dim)
+
+    def _dropout(self, input, p=0.5, training=True, inplace=False, *, train=None):
+        if not (training if train is None else train) or p == 0.0:
+            return input
+        self.terms.refuse_operands("dropout", (input,))
+        if inplace:
+            return input.copy_(self._dropout(input, p, True))
+        return random_values.dropout(input, self._words(input), float(p))
+
+    def _feature_dropout(self, input, p=0.5, training=True, inplace=False):
+        if not training or p == 0.0:
+            return input
+        self.terms.refuse_operands("dropout", (input,))
+        if input.dim() < 3:
+            raise self.refusal("dropout of features without [samples, features, ...]", "Use F.dropout.")
+        words = self._words(input.detach()[(..., *(0,) * (input.dim() - 2))])
+        words = words.view(*input.shape[:2], *(1,) * (input.dim() - 2))
+        result = random_values.dropout(input, words, float(p))
+        return input.copy_(result) if inplace else result
+
+    def _random(self, name, values_of, x, **kwargs):
+        if any(value is not None for key, value in kwargs.items() if key != "requires_grad") or kwargs.get(
+            "requires_grad"
+        ):
+            raise self.refusal(f"{name} with {', '.join(kwargs)}", f"Write det_lightning.random.{name}(x).to(...).")
+        if not x.is_floating_point():
+            raise self.refusal(f"{name} of {x.dtype}", f"Write det_lightning.random.{name}(x.float()).")
+        return values_of(self._words(x)).to(x.dtype)
+
+    def _randint_like(self, x, low, high):
+        return random_values.integers(self._words(x), low, high)
+
+    def _bernoulli_like(self, x, p):
+        return self._words(x) < round(float(p) * 2**32)
+
+    def _words(self, x: Tensor) -> Tensor:
+        return self.places.words(x, self._module_path(), self.refusal)
 
     def name_of(self, parameter: Tensor) -> str:
         """The parameter's name in the model."""
@@ -215,17 +393,54 @@ class FunctionMode(TorchFunctionMode):
 
     def _place(self) -> str:
         """Path and line of the innermost module code on the stack."""
-        paths = {id(module): path for path, module in self.model.named_modules()}
+        for frame, owner, path in self._modules_on_the_stack():
+            if not frame.f_code.co_filename.startswith(torch.__path__[0]):
+                where = f"module {path!r}" if path else "the LightningModule itself"
+                return f"{where} ({type(owner).__name__}.{frame.f_code.co_name}, line {frame.f_lineno})"
+        return "code outside the model"
+
+    def _module_path(self) -> str:
+        """Path of the innermost module whose code is running, torch's own included."""
+        return next((path for _, _, path in self._modules_on_the_stack()), "")
+
+    def _modules_on_the_stack(self) -> Iterator[tuple[FrameType, nn.Module, str]]:
+        """(frame, module, its path) of the model's modules whose code is running, innermost first."""
+        if self._paths is None:
+            self._paths = {id(module): path for path, module in self.model.named_modules()}
         frame = inspect.currentframe()
         while frame is not None:
             owner = frame.f_locals.get("self")
-            own_code = frame.f_code.co_filename.startswith(torch.__path__[0])
-            if isinstance(owner, nn.Module) and id(owner) in paths and not own_code:
-                path = paths[id(owner)]
-                where = f"module {path!r}" if path else "the LightningModule itself"
-                return f"{where} ({type(owner).__name__}.{frame.f_code.co_name}, line {frame.f_lineno})"
+            if isinstance(owner, nn.Module) and id(owner) in self._paths:
+                yield frame, owner, self._paths[id(owner)]
             frame = frame.f_back
-        return "code outside the model"
+
+
+class _SinkOf:
+    """The digits of one call's parameters. Activation checkpointing hands the backward pass a copy of a parameter: it is
+    told by its number of dimensions."""
+
+    def __init__(self, sink: GradientSink, parameters: tuple[Tensor | None, ...]):
+        self._sink = sink
+        self._parameters = {parameter.dim(): parameter for parameter in parameters if parameter is not None}
+
+    def digits(self, parameter: Tensor) -> Tensor | None:
+        return self._sink.digits(self._parameters[parameter.dim()])
+
+
+@contextmanager
+def all_suspended() -> Iterator[None]:
+    """Every function mode of ours on this thread's stack lets calls pass: for the strategy's own code within a step."""
+    with ExitStack() as stack:
+        for mode in _get_current_function_mode_stack():
+            if isinstance(mode, FunctionMode):
+                stack.enter_context(mode.suspended())
+        yield
+
+
+def _true_division(func: Callable) -> Callable:
+    """A tensor on CUDA divided by a number: the stock kernel multiplies by the number's reciprocal, rounded twice; by a
+    tensor on the device it divides."""
+    return lambda x, divisor: func(x, torch.tensor(divisor, dtype=x.dtype, device=x.device))
 
 
 def _name_of(func: Callable) -> str:

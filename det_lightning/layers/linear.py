@@ -2,7 +2,7 @@
 
 from torch import Tensor, nn
 
-from det_lightning.ops.linear import linear
+from ..ops.linear import linear
 
 
 class DetLinear(nn.Linear):

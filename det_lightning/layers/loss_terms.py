@@ -1,66 +1,140 @@
-"""How a loss is made of means over the batch: means times constants, added. Anything else cannot be divided late.
+"""How a loss is made of means and sums over the batch: they times constants, added. Anything else cannot be divided late.
 
 The gradient of a mean is divided once, after the exact sum over the global batch. That is right only if the loss is
-linear in its means, and if all of them divide by the same count.
+linear in its means. Means that divide by the same number share a backward pass; others have one each.
 """
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from hashlib import blake2b
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from det_lightning.errors import UncoveredError
+from det_lightning.layers.loss_calls import Items, count_digits
 from det_lightning.layers.loss_graph import check_step, name_of, steps_below
+from det_lightning.ops.means import item_digits, quotient_of, undivided
 
-MOST_MEANS = 4
+MOST_MEANS = 8
+MOST_DENOMINATORS = 4
 STATISTIC = (
     "a mean over the micro-batch: its value depends on how the global batch is cut into micro-batches. It may be logged; "
     "for the loss or a buffer, compute it over the data set before training."
 )
-_IDENTITIES = frozenset("clone squeeze view reshape contiguous positive alias float double to type".split())
+_IDENTITIES = frozenset("clone squeeze view reshape contiguous positive alias float double to type detach data".split())
 _COMMUTATIVE = frozenset("mul rmul multiply".split())
-_SCALINGS = _COMMUTATIVE | frozenset("imul div truediv itruediv true_divide neg".split())
+_DIVISIONS = frozenset("div truediv itruediv true_divide".split())
+_SCALINGS = _COMMUTATIVE | _DIVISIONS | frozenset("imul neg".split())
 _ADDITIONS = frozenset("add radd iadd sub isub rsub subtract".split())
 
 
 @dataclass(frozen=True)
-class _Term:
-    count: int
-    places: frozenset[int]  # the means in it
-    evaluate: Callable[[dict[int, Tensor]], Tensor]  # the same float operations on other values of the means
+class Mean:
+    """One mean (or sum) over the items of a micro-batch.
+
+    Attributes:
+        digits: int64 [NB], the exact sum of its items.
+        denominator: int64 [NB], what it divides by in this micro-batch; for a sum, 1.
+        key: means of one key divide by the same number over every global batch.
+        total: a sum: its denominator is 1 however many micro-batches there are.
+    """
+
+    digits: Tensor
+    denominator: Tensor
+    key: tuple
+    total: bool
+
+
+# What a term is, on other values of the means: (place -> value, whether penalties keep their graph) -> value.
+Evaluate = Callable[[dict[int, Tensor], bool], Tensor]
+
+
+@dataclass(frozen=True)
+class Term:
+    """A function of means: constants times them, added.
+
+    Attributes:
+        places: the means in it.
+        penalties: whether something that depends on parameters alone is in it.
+    """
+
+    places: frozenset[int]
+    evaluate: Evaluate
+    penalties: bool = False
+
+
+Among = dict[int, tuple[Term, bool]]
+
+
+@dataclass(frozen=True)
+class LossPlan:
+    """How the loss of a micro-batch goes backward.
+
+    Attributes:
+        means: those in it.
+        groups: places in `means` that share a denominator, one backward pass each.
+        partial: (group) -> the loss with a graph through that group's means only; (None) -> through what depends on
+            parameters alone, or None without any.
+        evaluate: (value of each mean) -> the loss, float32.
+        structure: 20 bits that are the same in every micro-batch whose loss is made alike.
+    """
+
+    means: list[Mean]
+    groups: list[list[int]]
+    partial: Callable[[int | None], Tensor | None]
+    evaluate: Callable[[list[Tensor]], Tensor]
+    structure: int
 
 
 class LossTerms:
     """The means recorded while one micro-batch runs forward.
 
-    Attributes:
-        values: per mean the per-item values, [n] float32 without gradient.
+    Args:
+        samples: of the micro-batch.
+        batch_free: says whether a tensor depends on parameters alone.
     """
 
-    def __init__(self):
-        self.values: list[Tensor] = []
-        self._means: list[Any] = []  # per mean its autograd node
-        self._terms: dict[object, _Term] = {}  # autograd node -> term; the node's identity is the key
-        self._statistics: dict[int, Tensor] = {}  # by identity: what was made of means and carries no gradient
+    def __init__(self, samples: int = 1, batch_free: Callable[[Tensor], bool] = lambda tensor: False):
+        self.samples, self._batch_free = samples, batch_free
+        self.means: list[Mean] = []
+        self._tensors: list[Tensor] = []  # per mean its tensor, with graph
+        self._terms: dict[object, Term] = {}  # autograd node -> term; the node's identity is the key
+        self._statistics: dict[int, tuple[Tensor, Term | None]] = {}  # by identity: made of means, without gradient
+        self._holds: list[Tensor] = []  # whose identity is in a key
 
-    def record_mean(self, mean: Tensor, values: Tensor) -> None:
-        """`mean` is the exact mean of `values`."""
-        if mean.grad_fn is None:
-            self.note_statistics([mean])
-            return
-        place = len(self.values)
-        if place == MOST_MEANS:
-            raise UncoveredError(f"a loss may be made of at most {MOST_MEANS} means; training_step computes more")
-        self.values.append(values.detach())
-        self._means.append(mean.grad_fn)
-        self._terms[mean.grad_fn] = _Term(values.numel(), frozenset([place]), lambda means: means[place])
+    def record_items(self, items: Items) -> Tensor:
+        """The mean or sum of items, a tensor without dimensions; its gradient is not divided."""
+        digits, total = item_digits(items.values).cpu(), items.reduction == "sum"
+        denominator = count_digits(1) if total else items.denominator
+        if items.values.requires_grad and torch.is_grad_enabled():
+            if not total and items.key[0] == "items" and items.key[1].denominator != 1:
+                raise UncoveredError(
+                    f"a mean over {items.values.numel()} items of {self.samples} samples: samples were left out or have "
+                    f"unlike numbers of items, so that the mean may depend on how the global batch is cut. Say which items "
+                    f"count: det_lightning.exact_mean(values, mask), with a mask that is all true if each of them does."
+                )
+            result = undivided(items.values, digits, denominator)
+        else:
+            result = quotient_of(digits, denominator)
+        result = result.to(items.values.device)
+        place = len(self.means)
+        self.means.append(Mean(digits, denominator, ("sum",) if total else items.key, total))
+        self._tensors.append(result)
+        self._holds.extend(items.holds)
+        term = Term(frozenset([place]), lambda means, attached: means[place])
+        if result.grad_fn is None:
+            self._statistics[id(result)] = (result, term)
+        else:
+            self._terms[result.grad_fn] = term
+        return result
 
     def note_statistics(self, tensors: list[Tensor]) -> None:
         """These hold values of this micro-batch's means: good for logging, but not for the loss, since they depend on
         how the global batch is cut."""
-        self._statistics.update({id(tensor): tensor for tensor in tensors})
+        for tensor in tensors:
+            self._statistics[id(tensor)] = (tensor, None)
 
     def hold_mean(self, operands: Iterable[object]) -> bool:
         """Whether a mean, or what was made of one, is among the operands of a call; to be asked before the call."""
@@ -70,66 +144,100 @@ class LossTerms:
             if isinstance(value, Tensor)
         )
 
-    def among(self, operands: list[Tensor]) -> dict[int, _Term]:
-        """The means among the operands of a call, by identity of the tensor; to be asked before the call."""
-        return {id(value): term for value in operands if (term := self._term(value))}
+    def among(self, operands: list[Tensor]) -> Among:
+        """The terms among the operands of a call, by identity of the tensor, and whether each carries a gradient; to be
+        asked before the call, since an operation in place replaces grad_fn."""
+        return {id(v): (term, self._node_term(v) is not None) for v in operands if (term := self.term_of(v))}
 
     def record(
-        self, name: str, func: Callable, args: tuple, kwargs: dict, means: dict[int, _Term], result: Any
+        self,
+        name: str,
+        func: Callable,
+        args: tuple,
+        kwargs: dict,
+        among: Among,
+        result: Any,
+        *,
+        with_gradient: bool,
     ) -> bool:
         """Records `result = func(*args, **kwargs)` if it is a function of means: one scaled by a number, two added.
 
         Args:
-            means: those among the operands, from `among`.
+            among: the terms among the operands.
+            with_gradient: whether an operand carries a gradient.
 
         Returns:
-            False if the result carries no gradient.
+            False if it is none, and carries no gradient of a mean.
 
         Raises:
             UncoveredError: a mean enters an operation in which the loss would not be linear in it.
         """
-        if isinstance(result, Tensor) and not result.requires_grad:
+        kept = not isinstance(result, Tensor) or result.requires_grad
+        with_gradient = with_gradient and kept
+        terms = {key: term for key, (term, carries) in among.items() if carries or not with_gradient}
+        if not terms:
             return False
-        terms = [means.get(id(value)) for value in args]
-        if not any(terms) or not isinstance(result, Tensor):
-            raise _nonlinear(name)
-        numbers = [isinstance(value, (int, float)) for value in args]
-        counts = {term.count for term in terms if term}
-        if len(counts) > 1:
-            raise UncoveredError(
-                f"the loss combines a mean over {min(counts)} and a mean over {max(counts)} items. Means of unlike "
-                f"counts are not covered: average both over the same items."
-            )
-        plain = not kwargs and all(term or number for term, number in zip(terms, numbers, strict=True))
-        moved = name in _IDENTITIES and terms[0]
-        scaled = plain and name in _SCALINGS and sum(map(bool, terms)) == 1
-        scaled = scaled and (terms[0] or name in _COMMUTATIVE)
-        added = plain and name in _ADDITIONS
-        if not (moved or scaled or added):
-            raise _nonlinear(name)
-        pairs = list(zip(terms, args, strict=True))
-        self._terms[result.grad_fn] = _Term(
-            counts.pop(),
-            frozenset().union(*(term.places for term in terms if term)),
-            lambda means: func(*(term.evaluate(means).clone() if term else v for term, v in pairs), **kwargs),
-        )
+        term = self._combined(name, func, args, kwargs, terms) if isinstance(result, Tensor) else None
+        if term is None:
+            if with_gradient:
+                raise _nonlinear(name, args)
+            return False
+        if result.grad_fn is not None:
+            self._refuse_local_numbers(name, args, terms)
+            self._terms[result.grad_fn] = term
+        else:
+            self._statistics[id(result)] = (result, term)
         return True
+
+    def _combined(self, name: str, func: Callable, args: tuple, kwargs: dict, terms: dict[int, Term]) -> Term | None:
+        parts: list[Any] = []
+        for value in args:
+            part = terms.get(id(value))
+            if part is None and isinstance(value, Tensor) and value.dim() == 0 and self._batch_free(value):
+                part = _penalty(value)
+            parts.append(part)
+        found = [part for part in parts if part]
+        plain = not kwargs and all(p or isinstance(v, (int, float)) for p, v in zip(parts, args, strict=True))
+        moved = name in _IDENTITIES and bool(parts) and bool(parts[0])
+        scaled = plain and name in _SCALINGS and len(found) == 1 and (parts[0] or name in _COMMUTATIVE)
+        if not (moved or scaled or (plain and name in _ADDITIONS)) or not any(part.places for part in found):
+            return None
+        pairs = list(zip(parts, args, strict=True))
+
+        def evaluate(means: dict[int, Tensor], attached: bool) -> Tensor:
+            # Clones: an operation in place must not change the values that are handed in.
+            return func(*(p.evaluate(means, attached).clone() if p else v for p, v in pairs), **kwargs)
+
+        places = frozenset().union(*(part.places for part in found))
+        return Term(places, evaluate, any(part.penalties for part in found))
+
+    def _refuse_local_numbers(self, name: str, args: tuple, terms: dict[int, Term]) -> None:
+        """A sum divided by the number of samples at hand is a mean of means, whose value depends on the cut."""
+        places = [place for value in args if (term := terms.get(id(value))) for place in term.places]
+        totals = [place for place in places if self.means[place].total]
+        for number in (value for value in args if isinstance(value, (int, float)) and value > 0):
+            divisor = number if name in _DIVISIONS else 1.0 / number
+            if totals and name in _SCALINGS and divisor > 1 and abs(divisor - self.samples) < 1e-6 * divisor:
+                raise UncoveredError(
+                    f"a sum over the micro-batch is divided by {divisor:g}, the number of its samples, which depends on "
+                    f"how the global batch is cut. Write the mean: reduction='mean', values.mean() or "
+                    f"det_lightning.exact_mean(values, mask)."
+                )
 
     def refuse_operands(self, name: str, operands: tuple) -> None:
         """A mean, or what was made of one, may not enter a covered operation."""
-        if any(self._term(value) for value in operands):
-            raise _nonlinear(name)
+        if any(isinstance(value, Tensor) and self._node_term(value) for value in operands):
+            raise _nonlinear(name, operands)
         if name != "mean" and self.hold_mean(operands):
             raise UncoveredError(f"{name} is applied to {STATISTIC}")
 
-    def finish(self, loss: Tensor) -> tuple[list[Tensor], Callable[[list[Tensor]], Tensor]]:
-        """Of the loss that training_step returned: (per mean in it the per-item values, the loss as a function of
-        the means in the same order).
+    def finish(self, loss: Tensor) -> LossPlan:
+        """What the loss that training_step returned is made of.
 
         Raises:
             UncoveredError: the loss is not a sum of recorded means.
         """
-        term = self._term(loss)
+        term = self._node_term(loss)
         if term is None:
             raise UncoveredError(
                 'the loss that training_step returned is not a mean that strategy="det" knows, so its gradient cannot '
@@ -137,21 +245,77 @@ class LossTerms:
                 "det_lightning.exact_mean(per_item_losses), times constants, or a sum of them."
             )
         places = sorted(term.places)
-        for step, below in steps_below(self._means[place] for place in places):
+        if len(places) > MOST_MEANS:
+            raise UncoveredError(f"a loss may be made of at most {MOST_MEANS} means; this one has {len(places)}")
+        for step, below in steps_below(self._tensors[place].grad_fn for place in places):
             if below in self._terms:
-                raise _nonlinear(name_of(step).lower())
+                raise _nonlinear(name_of(step).lower(), ())
             check_step(below)
-        return [self.values[place] for place in places], lambda means: term.evaluate(
-            dict(zip(places, means, strict=True))
+        keys = [self.means[place].key for place in places]
+        groups = [[i for i, other in enumerate(keys) if other == key] for key in dict.fromkeys(keys)]
+        if len(groups) > MOST_DENOMINATORS:
+            raise UncoveredError(
+                f"the means of the loss divide by {len(groups)} unlike numbers of items; at most {MOST_DENOMINATORS} are "
+                f"covered, since each takes a backward pass of its own. Average more of them over the same items."
+            )
+
+        means, value = self.made_of(loss)
+
+        def partial(group: int | None) -> Tensor | None:
+            if group is None and not term.penalties:
+                return None
+            if group is not None and len(groups) == 1 and not term.penalties:
+                return loss
+            inside = () if group is None else groups[group]
+            tensors = [self._tensors[p] if i in inside else self._tensors[p].detach() for i, p in enumerate(places)]
+            return term.evaluate(dict(zip(places, tensors, strict=True)), group is None)
+
+        return LossPlan(means, groups, partial, value, _structure(groups, means, value))
+
+    def made_of(self, value: object) -> tuple[list[Mean] | None, Callable[[list[Tensor]], Tensor] | None]:
+        """(the means that a value is a function of, the value as a function of them), or (None, None)."""
+        term = self.term_of(value)
+        if term is None:
+            return None, None
+        places = sorted(term.places)
+
+        def evaluate(means: list[Tensor]) -> Tensor:
+            here = [mean.to(self._tensors[place].device) for place, mean in zip(places, means, strict=True)]
+            with torch.no_grad():
+                return term.evaluate(dict(zip(places, here, strict=True)), False)
+
+        return [self.means[place] for place in places], evaluate
+
+    def term_of(self, value: object) -> Term | None:
+        """The function of means that a tensor is, whether it carries a gradient or not."""
+        if not isinstance(value, Tensor):
+            return None
+        term = self._node_term(value)
+        return self._statistics[id(value)][1] if term is None and id(value) in self._statistics else term
+
+    def _node_term(self, value: Tensor) -> Term | None:
+        return None if value.grad_fn is None else self._terms.get(value.grad_fn)
+
+
+def _penalty(value: Tensor) -> Term:
+    return Term(frozenset(), lambda means, attached: value if attached else value.detach(), True)
+
+
+def _structure(groups: list[list[int]], means: list[Mean], evaluate: Callable[[list[Tensor]], Tensor]) -> int:
+    """20 bits of how a loss is made: grouping, and the value at each unit of the means, hence the constants."""
+    count = len(means)
+    probes = [torch.zeros(count), *torch.eye(count)]
+    values = [evaluate(list(probe.unbind())).double().item().hex() for probe in probes]
+    text = repr((groups, [(mean.total, mean.key if mean.key[0] == "items" else None) for mean in means], values))
+    return int.from_bytes(blake2b(text.encode(), digest_size=4).digest()) >> 12
+
+
+def _nonlinear(name: str, operands: tuple) -> UncoveredError:
+    if name in _DIVISIONS and len(operands) == 2 and all(isinstance(value, Tensor) for value in operands):
+        return UncoveredError(
+            f"{name} is applied to a mean or sum over the batch and a tensor: the number of items to divide by is the "
+            f"one over the global batch. Write det_lightning.exact_mean(values, mask), mask true where an item counts."
         )
-
-    def _term(self, value: object) -> _Term | None:
-        if isinstance(value, Tensor) and value.grad_fn is not None and torch.is_grad_enabled():
-            return self._terms.get(value.grad_fn)
-        return None
-
-
-def _nonlinear(name: str) -> UncoveredError:
     return UncoveredError(
         f"{name} is applied to a mean over the batch: the loss is then not linear in it, so the division by the number "
         f"of items cannot wait for the exact sum over the global batch. Only means times constants and sums of means "

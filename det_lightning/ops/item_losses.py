@@ -64,9 +64,9 @@ def _bce(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
     if bool(((x < 0) | (x > 1)).any()):
         raise InputError("binary_cross_entropy takes probabilities in [0, 1]; use binary_cross_entropy_with_logits")
     rest = 1.0 - x
-    floor = torch.full((), _LOG_FLOOR)
+    floor = _like(_LOG_FLOOR, x)
     items = -(y * torch.maximum(det_log(x), floor) + (1.0 - y) * torch.maximum(det_log(rest), floor))
-    return items, (x - y) / torch.maximum(x * rest, torch.full((), _DIVISOR_FLOOR))
+    return items, (x - y) / torch.maximum(x * rest, _like(_DIVISOR_FLOOR, x))
 
 
 LOSSES: dict[str, Callable[..., tuple[Tensor, Tensor]]] = {
@@ -118,4 +118,4 @@ def loss_items(kind: str, x: Tensor, y: Tensor, *parameters: float) -> Tensor:
 
 
 def _like(value: float, tensor: Tensor) -> Tensor:
-    return torch.tensor(value, dtype=tensor.dtype)
+    return torch.tensor(value, dtype=tensor.dtype, device=tensor.device)  # CUDA divides by a tensor of its own only

@@ -94,7 +94,8 @@ class _DividedMean(_ExactMean):
         count = 1
         for size in ctx.shape:
             count *= size
-        return (gradient / torch.tensor(float(count), dtype=gradient.dtype)).expand(ctx.shape)
+        divisor = torch.tensor(float(count), dtype=gradient.dtype, device=gradient.device)
+        return (gradient / divisor).expand(ctx.shape)
 
 
 def exact_mean(values: torch.Tensor, *, undivided: bool = False) -> torch.Tensor:

@@ -1,11 +1,13 @@
 """Products with the shapes of `torch.matmul`: out[..., i, j] = round(sum over k of a[..., i, k] * b[..., k, j])."""
 
 import torch
+from torch.autograd.function import once_differentiable
 
 from ..errors import InputError
-from ..kernels.dispatch import check_tensor
+from ..kernels.dispatch import check_tensor, kernels_of
 from .digits import output_form
-from .gemm import det_gemm
+from .gemm import ENGINES, det_gemm
+from .registration import is_traced
 
 
 def det_matmul(
@@ -46,9 +48,38 @@ def _batched(left, right, a, b, dtype, engine) -> torch.Tensor:
         # One product: the leading dimensions of `a` are more rows.
         flat = left.reshape(left.shape[:-1].numel(), terms)
         return det_gemm(flat, right.t(), dtype=dtype, engine=engine).view(*left.shape[:-1], columns)
-    out = torch.empty((*sizes, rows, columns), dtype=dtype)
     lefts = left.expand(*sizes, rows, terms).reshape(sizes.numel(), rows, terms)
     rights = right.expand(*sizes, terms, columns).reshape(sizes.numel(), terms, columns)
+    if lefts.is_cuda and rights.is_cuda and not torch.compiler.is_compiling():
+        return _on_cuda(lefts, rights.transpose(1, 2), dtype, engine).view(*sizes, rows, columns)
+    out = torch.empty((*sizes, rows, columns), dtype=dtype, device=left.device)
     for target, x, y in zip(out.view(sizes.numel(), rows, columns), lefts, rights, strict=True):
         target.copy_(det_gemm(x, y.t(), dtype=dtype, engine=engine))
     return out
+
+
+def _on_cuda(x: torch.Tensor, w: torch.Tensor, dtype: torch.dtype, engine: str) -> torch.Tensor:
+    """The products x[b] @ w[b].T of a batch in one call: x [B, M, K], w [B, N, K]."""
+    if engine not in ENGINES:
+        raise InputError(f"det_matmul: engine is {engine!r}; allowed: {', '.join(ENGINES)}; all give the same bits")
+    if is_traced(x, w):
+        return _Products.apply(x, w, dtype, engine)
+    return kernels_of("gemm").gemm(x, w, None, output_form("det_matmul", dtype), engine)
+
+
+class _Products(torch.autograd.Function):
+    """gx = RN(g w), gw = RN(g^T x), each in the dtype of its argument, as for one product."""
+
+    @staticmethod
+    def forward(ctx, x, w, dtype, engine):
+        ctx.save_for_backward(x, w)
+        return kernels_of("gemm").gemm(x, w, None, output_form("det_matmul", dtype), engine)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, upstream):
+        x, w = ctx.saved_tensors
+        needs_x, needs_w = ctx.needs_input_grad[:2]
+        grad_x = _on_cuda(upstream, w.transpose(1, 2), x.dtype, "auto") if needs_x else None
+        grad_w = _on_cuda(upstream.transpose(1, 2), x.transpose(1, 2), w.dtype, "auto") if needs_w else None
+        return grad_x, grad_w, None, None

@@ -50,15 +50,20 @@ def _register(name: str, mutates: Sequence[str] = ()):
 
 @_register("gemm")
 def gemm(
-    x: torch.Tensor, w: torch.Tensor, bias: torch.Tensor | None, dtype: torch.dtype | None, engine: str
+    x: torch.Tensor,
+    w: torch.Tensor,
+    bias: torch.Tensor | None,
+    dtype: torch.dtype | None,
+    engine: str,
+    scratch_bytes: int | None = None,
 ) -> torch.Tensor:
     from .gemm import compute_gemm
 
-    return compute_gemm(x, w, bias, dtype, engine)
+    return compute_gemm(x, w, bias, dtype, engine, scratch_bytes)
 
 
 @gemm.register_fake
-def _(x, w, bias, dtype, engine):
+def _(x, w, bias, dtype, engine, scratch_bytes=None):
     from .gemm import check_operands
 
     check_operands("det_gemm", x, w, engine)
@@ -82,7 +87,7 @@ def _product_gradients(ctx, upstream):
     return grad_x, grad_w, grad_bias
 
 
-gemm.register_autograd(lambda ctx, g: (*_product_gradients(ctx, g), None, None), setup_context=_keep_product)
+gemm.register_autograd(lambda ctx, g: (*_product_gradients(ctx, g), None, None, None), setup_context=_keep_product)
 
 
 @_register("linear")
@@ -180,30 +185,36 @@ def _(acc, dtype, denominator):
     return acc.new_empty(acc.shape[:-1], dtype=dtype)
 
 
-@_register("exp")
-def exp(x: torch.Tensor) -> torch.Tensor:
+@_register("elementary")
+def elementary(name: str, x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     from .elementary import compute
 
-    return compute("exp", x)
+    return compute(name, x, dtype)
 
 
-@_register("log")
-def log(x: torch.Tensor) -> torch.Tensor:
-    from .elementary import compute
-
-    return compute("log", x)
+@elementary.register_fake
+def _(name, x, dtype):
+    return torch.empty_like(x, dtype=dtype, memory_format=torch.contiguous_format)
 
 
-for _elementary in (exp, log):
-    _elementary.register_fake(lambda x: torch.empty_like(x, memory_format=torch.contiguous_format))
+@_register("elementary_gradient")
+def elementary_gradient(name: str, gradient: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+    from .elementary import compute_gradient
+
+    return compute_gradient(name, gradient, x)
+
+
+@elementary_gradient.register_fake
+def _(name, gradient, x):
+    return torch.empty_like(x, memory_format=torch.contiguous_format)
 
 
 def _keep_argument(ctx, inputs, output):
-    ctx.save_for_backward(inputs[0])
+    ctx.name = inputs[0]
+    ctx.save_for_backward(inputs[1])
 
 
-# RN(g * f'(x)) with f'(x) correctly rounded: exp(x), and the quotient 1 / x.
-exp.register_autograd(
-    lambda ctx, g: g * torch.ops.det_lightning.exp(ctx.saved_tensors[0]), setup_context=_keep_argument
+elementary.register_autograd(
+    lambda ctx, g: (None, torch.ops.det_lightning.elementary_gradient(ctx.name, g, ctx.saved_tensors[0]), None),
+    setup_context=_keep_argument,
 )
-log.register_autograd(lambda ctx, g: g * (1.0 / ctx.saved_tensors[0]), setup_context=_keep_argument)

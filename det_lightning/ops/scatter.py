@@ -103,9 +103,10 @@ def det_scatter_add(
     index = _check_index("det_scatter_add", index, x.shape[dim])
     source = source[tuple(slice(0, n) for n in index.shape)]
     # The place in x of every term, row-major.
-    places, step = torch.zeros((), dtype=torch.int64), 1
+    places, step = torch.zeros((), dtype=torch.int64, device=index.device), 1
     for d in range(x.dim() - 1, -1, -1):
-        along = index if d == dim else torch.arange(index.shape[d]).view([-1 if e == d else 1 for e in range(x.dim())])
+        own = torch.arange(index.shape[d], device=index.device).view([-1 if e == d else 1 for e in range(x.dim())])
+        along = index if d == dim else own
         places = places + along * step
         step *= x.shape[d]
     out = cpu_kernels("scatter").index_sum(

@@ -98,7 +98,7 @@ class WindowedDigits:
     @classmethod
     def zeros(cls, shape: Sequence[int], base: torch.Tensor, words: int) -> "WindowedDigits":
         """Empty sums in a window of `words` words on the bases [rows]."""
-        return cls(base, torch.zeros((words, *shape), dtype=torch.int32))
+        return cls(base, torch.zeros((words, *shape), dtype=torch.int32, device=base.device))
 
     @classmethod
     def from_digits(cls, digits: torch.Tensor, base: torch.Tensor | None = None, words: int = 1) -> "WindowedDigits":
@@ -126,7 +126,7 @@ class WindowedDigits:
 
     def to_digits(self) -> torch.Tensor:
         """The same values as canonical full digits: int64 [*shape, NB]."""
-        digits = torch.zeros((*self.shape, NB), dtype=torch.int64)
+        digits = torch.zeros((*self.shape, NB), dtype=torch.int64, device=self.words.device)
         cpu_kernels("windowed_digits").add_to_states(self._planes(), self.base, digits)
         if self.specials is not None:
             digits[..., DIGITS:] = self.specials
@@ -161,7 +161,7 @@ class WindowedDigits:
         """Move to other bases; where leading words turn out to hold something, take more."""
         kernels = cpu_kernels("windowed_digits")
         while count <= MAXIMUM_WORDS:
-            out = torch.empty((count, *self.shape), dtype=torch.int32)
+            out = torch.empty((count, *self.shape), dtype=torch.int32, device=self.words.device)
             if kernels.grow(self._planes(), lower_by, out.view(count, -1)):
                 self.base, self.words = self.base - lower_by, out
                 self.states = 1
@@ -230,7 +230,7 @@ def round_sum(
         )
     if out is None:
         output_form("round_sum", dtype)
-        out = torch.empty(shape, dtype=dtype)
+        out = torch.empty(shape, dtype=dtype, device=parts[0].words.device)
     form = output_form("round_sum", out.dtype)
     if not _in_one_window(parts) or not isinstance(denominator, int) or not 1 <= denominator < 1 << 31:
         digits = det_combine([part.to_digits() for part in parts])
@@ -241,9 +241,23 @@ def round_sum(
     if counted:
         counts = torch.stack(counted).sum(dim=0)
         places = counts.any(dim=-1)
-        digits = torch.zeros((int(places.sum()), NB), dtype=torch.int64)
+        digits = torch.zeros((int(places.sum()), NB), dtype=torch.int64, device=out.device)
         digits[:, DIGITS:] = counts[places]
         out[places] = det_finalize(digits, dtype=out.dtype, denominator=denominator)
+    return out
+
+
+def round_parts(parts: torch.Tensor, base: torch.Tensor, *, dtype: torch.dtype, denominator: int) -> torch.Tensor:
+    """RN(sum of parts / denominator), each element rounded once, for words of one window without special values.
+
+    parts: int32 [parts, count, *shape], each parts[i, j] contiguous; base: int64 [rows], within LOWEST_BASE and
+    HIGHEST_BASE; 1 <= denominator < 2^31. Returns [*shape] of `dtype`. Nothing here waits for a device: that base and
+    words are as they should be is the caller's word.
+    """
+    form = output_form("round_parts", dtype)
+    planes = [part.view(part.shape[0], -1) for part in parts]
+    out = torch.empty(parts.shape[2:], dtype=dtype, device=parts.device)
+    cpu_kernels("windowed_digits").round_sum(planes, base, form, denominator, out)
     return out
 
 

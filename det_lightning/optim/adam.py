@@ -1,5 +1,6 @@
 """Adam and AdamW as a fixed sequence of rounded float32 operations on torch's own optimizer state.
 
+Everything is computed in float32; what is stored is rounded to the parameter's format, float32 or bfloat16.
 Scalars are float64 (Python), rounded to float32 where they meet a tensor. With t the step, g the gradient (negated for
 maximize), b1, b2 the betas, and b^t by repeated multiplication (no libm power):
     AdamW: p = RN(p RN(1 - lr weight_decay));   Adam: g = RN(g + RN(weight_decay p)), each if weight_decay
@@ -12,12 +13,12 @@ import math
 
 import torch
 
-from det_lightning.optim.scaling import scaled, square_root, store
+from det_lightning.optim.scaling import divided, scaled, square_root, store
 
 
 @torch.no_grad()
 def adam_step(optimizer: torch.optim.Adam) -> None:
-    """One step of every parameter that has a gradient, float32, in place; AdamW where weight decay is decoupled."""
+    """One step of every parameter that has a gradient, in place; AdamW where weight decay is decoupled."""
     for group in optimizer.param_groups:
         beta1, beta2 = (float(beta) for beta in group["betas"])
         rate, decay = float(group["lr"]), float(group["weight_decay"])
@@ -27,22 +28,23 @@ def adam_step(optimizer: torch.optim.Adam) -> None:
             state = _state(optimizer, parameter, group["amsgrad"])
             state["step"] += 1
             step = int(state["step"])
-            gradient = -parameter.grad if group["maximize"] else parameter.grad
+            values, gradient = parameter.float(), parameter.grad.float()
+            gradient = -gradient if group["maximize"] else gradient
             if decay and group["decoupled_weight_decay"]:
-                parameter.copy_(scaled(parameter, 1.0 - rate * decay))
+                values = scaled(values, 1.0 - rate * decay)
             elif decay:
-                gradient = gradient + scaled(parameter, decay)
-            store(state["exp_avg"], scaled(state["exp_avg"], beta1) + scaled(gradient, 1.0 - beta1))
-            square = scaled(gradient * gradient, 1.0 - beta2)
-            store(state["exp_avg_sq"], scaled(state["exp_avg_sq"], beta2) + square)
-            second = state["exp_avg_sq"]
+                gradient = gradient + scaled(values, decay)
+            first, second = state["exp_avg"].float(), state["exp_avg_sq"].float()
+            first = scaled(first, beta1) + scaled(gradient, 1.0 - beta1)
+            second = scaled(second, beta2) + scaled(gradient * gradient, 1.0 - beta2)
+            store(state["exp_avg"], first)
+            store(state["exp_avg_sq"], second)
             if group["amsgrad"]:
-                second = state["max_exp_avg_sq"].copy_(torch.maximum(state["max_exp_avg_sq"], second))
-            correction = math.sqrt(1.0 - power(beta2, step))
-            divisor = square_root(second) / torch.tensor(correction, dtype=second.dtype)
-            divisor = divisor + torch.tensor(float(group["eps"]), dtype=second.dtype)
-            direction = state["exp_avg"] / divisor
-            store(parameter, parameter - scaled(direction, rate / (1.0 - power(beta1, step))))
+                second = torch.maximum(state["max_exp_avg_sq"].float(), second)
+                store(state["max_exp_avg_sq"], second)
+            divisor = divided(square_root(second), math.sqrt(1.0 - power(beta2, step)))
+            divisor = divisor + torch.tensor(float(group["eps"]), dtype=torch.float32)
+            store(parameter, values - scaled(first / divisor, rate / (1.0 - power(beta1, step))))
 
 
 def power(base: float, exponent: int) -> float:

@@ -3,6 +3,9 @@
 import os
 from typing import Any
 
+import numpy as np
+import torch
+from torch import Tensor
 from torch.utils.data import DataLoader
 
 from det_lightning.distributed.sample_order import SampleOrder, Slice
@@ -25,10 +28,30 @@ class TrainingData:
         self.order: SampleOrder | None = None
         self._loader: SliceLoader | None = None
 
+    def place(self) -> tuple[int, int]:
+        """(epoch, step within it) that comes next."""
+        return self._loader.slice_sampler.place()
+
     @property
     def current(self) -> Slice:
         """The slice of the batch that was loaded last."""
         return self._loader.current
+
+    @property
+    def samples(self) -> int:
+        """Samples of the batch that was loaded last; 1 for the one that stands in for an empty slice."""
+        first, last = self.current.positions
+        return max(last - first, 1)
+
+    @property
+    def positions(self) -> Tensor:
+        """int64 [samples]: the places of those samples in the epoch's order."""
+        here, order = self.current, self.order
+        count = min(order.global_batch, order.samples - here.step * order.global_batch)
+        within = order.arranged(np.arange(count, dtype=np.int64), here.step)
+        first, last = here.positions
+        chosen = within[first:last] if first < last else within[:1]
+        return torch.from_numpy(chosen + here.step * order.global_batch)
 
     @property
     def current_digest(self) -> int | None:
@@ -62,12 +85,15 @@ class TrainingData:
         )
         if resumed is not None:
             resumed.check(self.order)
+        automatic = trainer.lightning_module.automatic_optimization
+        progress = trainer.fit_loop.epoch_loop.batch_progress
         sampler = SliceSampler(
             self.order,
             world_size=world_size,
             rank=rank,
             accumulate=accumulate,
-            steps_done=lambda: trainer.global_step,
+            # Under manual optimization a batch makes as many optimizer steps as it likes.
+            steps_done=lambda: trainer.global_step if automatic else progress.total.completed,
         )
         self._loader = SliceLoader(loader, sampler, value_digest if record_samples else None, may_draw=False)
         return self._loader

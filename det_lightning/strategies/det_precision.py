@@ -6,12 +6,13 @@ from typing import Any
 from torch import Tensor
 
 from det_lightning.errors import UncoveredError
-from det_lightning.optim.gradient_norm import clip_gradients_by_norm
+from det_lightning.layers.function_mode import all_suspended
+from det_lightning.optim.gradient_norm import clip_gradients_by_norm, clip_gradients_by_value
 from det_lightning.optim.stepping import step_optimizer
 
 
 class DetPrecisionMixin:
-    """Mixed in before Lightning's Precision plugin (float32).
+    """Mixed in before Lightning's Precision plugins.
 
     Attributes:
         clip: (norm before, coefficient) of the last step, float32 without dimensions; None if it was not clipped.
@@ -27,37 +28,54 @@ class DetPrecisionMixin:
             )
         self.clip = None
         result = self._wrap_closure(model, optimizer, closure)
-        step_optimizer(optimizer)
+        with all_suspended():  # in manual optimization this is within the user's step
+            step_optimizer(optimizer)
         return result
 
     def clip_grad_by_norm(self, optimizer: Any, clip_val: float) -> None:
-        gradients = [parameter.grad for parameter in self.main_params(optimizer) if parameter.grad is not None]
-        self.clip = clip_gradients_by_norm(gradients, float(clip_val))
+        with all_suspended():
+            self.clip = clip_gradients_by_norm(self._gradients(optimizer), float(clip_val))
+
+    def clip_grad_by_value(self, optimizer: Any, clip_val: float) -> None:
+        with all_suspended():
+            clip_gradients_by_value(self._gradients(optimizer), float(clip_val))
+
+    def _gradients(self, optimizer: Any) -> list[Tensor]:
+        return [parameter.grad for parameter in self.main_params(optimizer) if parameter.grad is not None]
 
 
 class PrecisionProperty:
-    """The strategy's `precision_plugin`: Lightning's float32 plugin becomes ours, any other is refused.
+    """The strategy's `precision_plugin`: Lightning's plugins for 32-true, bf16-true and bf16-mixed become ours, any other
+    is refused.
 
     Attributes:
-        stock_precision: Lightning's Precision class of this namespace.
-        det_precision: the subclass of it with DetPrecisionMixin.
+        twins: (Lightning's plugin class of this namespace, precision) -> the subclass of it with DetPrecisionMixin.
     """
 
-    stock_precision: type
-    det_precision: type
+    twins: dict[tuple[type, str], type]
 
     @property
     def precision_plugin(self) -> Any:
-        return self._precision_plugin or self.det_precision()
+        return self._precision_plugin or self._plain()()
 
     @precision_plugin.setter
     def precision_plugin(self, plugin: Any) -> None:
         # None stays None: with a plugin set here, Lightning would not look at Trainer(precision=...).
-        if type(plugin) is self.stock_precision:
-            plugin = self.det_precision()
-        if plugin is not None and type(plugin) is not self.det_precision:
-            raise UncoveredError(
-                f"precision plugin {type(plugin).__name__} (precision={getattr(plugin, 'precision', '?')}) is not covered "
-                f'by strategy="det" in this version. Pass Trainer(precision="32-true").'
-            )
+        if plugin is not None and not isinstance(plugin, DetPrecisionMixin):
+            precision = getattr(plugin, "precision", "?")
+            twin = self.twins.get((type(plugin), precision))
+            if twin is None:
+                reason = (
+                    "its loss scaling leaves steps out, by a rule that looks at overflows; bfloat16 needs none"
+                    if precision == "16-mixed"
+                    else "its formats have no contract"
+                )
+                raise UncoveredError(
+                    f"precision plugin {type(plugin).__name__} (precision={precision}) is not covered by "
+                    f'strategy="det": {reason}. Pass Trainer(precision="32-true"), "bf16-true" or "bf16-mixed".'
+                )
+            plugin.__class__ = twin
         self._precision_plugin = plugin
+
+    def _plain(self) -> type:
+        return next(twin for (_, precision), twin in self.twins.items() if precision == "32-true")

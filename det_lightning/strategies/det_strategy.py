@@ -5,49 +5,31 @@ digits in the reducer -> after the last micro-batch one exact all-reduce and one
 -> exact clipping and our optimizer sequence (det_precision.py).
 """
 
-from collections.abc import Iterator, Mapping
+import warnings
+from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, Literal
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.autograd.graph import disable_saved_tensors_hooks
 
 from det_lightning.distributed.metric_reduce import reduce_metric
-from det_lightning.distributed.reducer import GradientReducer
-from det_lightning.distributed.sample_order import Slice
 from det_lightning.errors import InputError, UncoveredError
 from det_lightning.layers.convert import convert, refuse_hooks, restore
 from det_lightning.layers.function_mode import FunctionMode
-from det_lightning.layers.loss_terms import MOST_MEANS, LossTerms
 from det_lightning.optim.stepping import check_optimizer
 from det_lightning.strategies import resume
 from det_lightning.strategies.data import TrainingData, check_fetching, evaluation_loader
+from det_lightning.strategies.exact_results import ExactCollection, make_exact, make_stock
 from det_lightning.strategies.stand_in import surroundings
+from det_lightning.strategies.step import StepMixin
 
 ARITHMETIC = "det"
-_NO_HOOKS = 'strategy="det" does not cover activation checkpointing and other hooks on saved tensors; remove them.'
 
 
-@dataclass(frozen=True)
-class StepFacts:
-    """What the last optimizer step was made of; the same on every rank.
-
-    Attributes:
-        loss: float32 without dimensions, the exact mean over the global batch put through the loss's constants.
-        slice: epoch and step within the epoch.
-        sample_digest: sum modulo 2^64 of the digests of all samples; None unless `record_samples` is set.
-    """
-
-    loss: Tensor
-    slice: Slice
-    sample_digest: int | None
-
-
-class DetStrategyMixin:
+class DetStrategyMixin(StepMixin):
     """Mixed in before Lightning's DDPStrategy, of which launchers, ranks and the process group are used."""
 
     def __init__(
@@ -63,6 +45,8 @@ class DetStrategyMixin:
         *,
         global_batch: int | None = None,
         seed: int | None = None,
+        stock_optimizers: bool = False,
+        check_replicas: bool = True,
     ):
         """Trains to the same bits at any world size, micro-batch size and accumulation.
 
@@ -71,6 +55,9 @@ class DetStrategyMixin:
                 the DataLoader's batch_size x accumulate_grad_batches; when given, the DataLoader's batch_size is
                 not looked at, and any world size will do, divisor or not.
             seed: key of the sample order; by default that of `seed_everything`, else 0.
+            stock_optimizers: step an optimizer that has no sequence of ours as it is, and say which claim is lost.
+            check_replicas: compare the digests of all weights over the ranks after every optimizer step, and stop with
+                the rank's and the tensor's name where they differ.
             start_method: how Lightning starts the processes; the other arguments are Lightning's too.
         """
         if global_batch is not None and global_batch < 1:
@@ -85,16 +72,14 @@ class DetStrategyMixin:
             timeout=timeout,
             start_method=start_method,
         )
+        self._stock_optimizers, self._check_replicas = stock_optimizers, check_replicas
+        self.lost_claims: list[str] = []
         self.record_samples = False
         self.saved_checkpoints: list[tuple[int, str]] = []
-        self.step_facts: StepFacts | None = None
         self.training_data = TrainingData(global_batch, seed)
         self._swapped: dict[str, type] = {}
-        self._reducer: GradientReducer | None = None
-        self._synchronise = True
-        self._pending = 0
-        self._loss: Tensor | None = None
-        self._evaluate_loss = None
+        self._clear_step()
+        self._logged: dict[str, Any] | None = None
         self._resumed: resume.Stamp | None = None
         self._connector = self._own_sampler = None
 
@@ -108,31 +93,38 @@ class DetStrategyMixin:
             self._connector = trainer._accelerator_connector
             self._connector.use_distributed_sampler, self._own_sampler = False, self._connector.use_distributed_sampler
         self._swapped = convert(self.model)
+        for loop in _logging_loops(trainer):
+            make_exact(loop._results)
         super().setup(trainer)
 
     def configure_ddp(self) -> None:
         """No wrapper; but every rank starts from rank 0's state, as under ddp."""
         with torch.no_grad():
             for tensor in [*self.model.parameters(), *self.model.buffers()]:
-                dist.broadcast(tensor.detach(), src=0)
+                _broadcast(tensor.detach())
 
     def setup_optimizers(self, trainer) -> None:
         super().setup_optimizers(trainer)
-        for optimizer in self.optimizers:
-            check_optimizer(optimizer)
+        lost = [check_optimizer(optimizer, as_it_is=self._stock_optimizers) for optimizer in self.optimizers]
+        self.lost_claims = [claim for claim in lost if claim is not None]
+        for claim in self.lost_claims if self.is_global_zero else ():
+            warnings.warn(claim, stacklevel=2)
 
     def on_train_start(self) -> None:
         super().on_train_start()
         refuse_hooks(self.lightning_module)  # callbacks may have added some since setup
         check_fetching(self.lightning_module.trainer)
-        self._reducer = GradientReducer(self.lightning_module.named_parameters(), means=MOST_MEANS)
-        self._pending = 0
+        self._go_on_logging()
+        self._clear_step()
 
     def teardown(self) -> None:
         if self._swapped and self.lightning_module is not None:
             restore(self.lightning_module, self._swapped)
             self._swapped = {}
-        self._reducer = self._loss = self._evaluate_loss = self._resumed = None
+            for loop in _logging_loops(self.lightning_module.trainer):
+                make_stock(loop._results)
+        self._clear_step()
+        self._resumed = None
         if self._connector is not None:
             self._connector.use_distributed_sampler, self._connector = self._own_sampler, None
         super().teardown()
@@ -158,68 +150,8 @@ class DetStrategyMixin:
         """Under the function mode too: the hook on_after_batch_transfer computes on whole micro-batches."""
         if not self.lightning_module.trainer.training:
             return super().batch_to_device(batch, device, dataloader_idx)
-        with FunctionMode(self.lightning_module, sink=None, terms=LossTerms(), strict=True):
+        with self._mode(sink=None, phase="transfer"):
             return super().batch_to_device(batch, device, dataloader_idx)
-
-    def training_step(self, *args: Any, **kwargs: Any) -> Any:
-        here = self.training_data.current
-        self._reducer.weightless = here.empty
-        terms = LossTerms()
-        mode = FunctionMode(self.lightning_module, sink=self._reducer, terms=terms, strict=True)
-        with surroundings(self.lightning_module, mode, weightless=here.empty), disable_saved_tensors_hooks(_NO_HOOKS):
-            output = super().training_step(*args, **kwargs)
-        loss = output.get("loss") if isinstance(output, Mapping) else output
-        if not isinstance(loss, Tensor):
-            raise UncoveredError(
-                f'training_step returned {type(output).__name__} without a loss tensor. Under strategy="det" every '
-                f"micro-batch takes part in the exact sum: return the loss, or leave the sample out of the data set."
-            )
-        values, self._evaluate_loss = terms.finish(loss)
-        self._loss = loss
-        self._reducer.add_means(values)
-        if self.training_data.current_digest is not None:
-            self._reducer.add_sample_digest(self.training_data.current_digest)
-        self._pending += 1
-        return output
-
-    def backward(self, closure_loss: Tensor, optimizer: Any, *args: Any, **kwargs: Any) -> Tensor:
-        """Back-propagates the loss as training_step returned it: Lightning's own was divided by the accumulation."""
-        module = self.lightning_module
-        self.pre_backward(closure_loss)
-        closure_loss = self.precision_plugin.pre_backward(closure_loss, module)
-        for parameter in module.parameters():
-            parameter.grad = None
-        self.precision_plugin.backward(self._loss, module, optimizer, *args, **kwargs)
-        self._loss = None
-        for name, parameter in module.named_parameters():
-            if parameter.grad is not None:
-                raise UncoveredError(
-                    f"the parameter {name} received a gradient that was already summed and rounded over the "
-                    f"micro-batch. Use it through nn.Linear or F.linear, or freeze it (requires_grad_(False))."
-                )
-        if self._synchronise:
-            self._reduce()
-        closure_loss = self.precision_plugin.post_backward(closure_loss, module)
-        self.post_backward(closure_loss)
-        return closure_loss
-
-    def _reduce(self) -> None:
-        means, digest = self._reducer.reduce()
-        self.step_facts = StepFacts(
-            loss=self._evaluate_loss(means),
-            slice=self.training_data.current,
-            sample_digest=digest if self.record_samples else None,
-        )
-        self._evaluate_loss = None
-        self._pending = 0
-
-    @contextmanager
-    def block_backward_sync(self) -> Iterator[None]:
-        self._synchronise = False
-        try:
-            yield
-        finally:
-            self._synchronise = True
 
     def validation_step(self, *args: Any, **kwargs: Any) -> Any:
         with self._evaluation(args):
@@ -234,17 +166,17 @@ class DetStrategyMixin:
         loop = self.lightning_module.trainer._active_loop
         loader = loop._combined_loader.flattened[args[2] if len(args) > 2 else 0]
         here = getattr(loader, "current", None)
-        mode = FunctionMode(self.lightning_module, sink=None, terms=LossTerms(), strict=False)
-        with surroundings(self.lightning_module, mode, weightless=here is not None and here.empty):
+        samples = here.positions[1] - here.positions[0] if here is not None else 1
+        mode = FunctionMode(self.lightning_module, sink=None, samples=max(samples, 1), strict=False)
+        weightless = here is not None and here.empty
+        with surroundings(self.lightning_module, mode, weightless=weightless, window=object()):
             yield
 
     def reduce(self, tensor: Any, group: Any = None, reduce_op: Any = "mean") -> Any:
         return reduce_metric(tensor, group, reduce_op) if isinstance(tensor, Tensor) else tensor
 
     def on_exception(self, exception: BaseException) -> None:
-        if self._reducer is not None:
-            self._reducer.clear()
-        self._pending = 0
+        self._clear_step()
 
     # Checkpoints
 
@@ -259,34 +191,66 @@ class DetStrategyMixin:
             )
         if self.training_data.order is not None:
             checkpoint[resume.KEY] = resume.stamp(self.training_data.order, accumulate)
+            if self._pending == 0 and self.training_data.place()[1]:
+                checkpoint[resume.KEY][resume.LOGGED] = self._logged_so_far()
         super().save_checkpoint(checkpoint, filepath, storage_options)
         self.saved_checkpoints.append((checkpoint["global_step"], str(filepath)))
+
+    def _logged_so_far(self) -> dict[str, Any]:
+        epoch, step = self.training_data.place()
+        results = self.lightning_module.trainer.fit_loop.epoch_loop._results
+        sums = results.sums() if isinstance(results, ExactCollection) else {}
+        return {"epoch": epoch, "step": step, "sums": {key: list(value) for key, value in sums.items()}}
+
+    def _go_on_logging(self) -> None:
+        """Hands the sums of an epoch that a checkpoint interrupted to the first rank, and none to the others."""
+        saved, self._logged = self._logged, None
+        if saved is None or (saved["epoch"], saved["step"]) != self.training_data.place():
+            return
+        results = self.lightning_module.trainer.fit_loop.epoch_loop._results
+        results.resumed = {
+            key: (value if value.is_floating_point() or self.global_rank == 0 else torch.zeros_like(value), steps)
+            for key, (value, steps) in saved["sums"].items()
+        }
 
     def load_checkpoint(self, checkpoint_path: Any, *args: Any, **kwargs: Any) -> dict[str, Any]:
         checkpoint = super().load_checkpoint(checkpoint_path, *args, **kwargs)
         trainer = self.lightning_module.trainer
         if trainer.state.fn.value == "fit":
+            self._logged = checkpoint.get(resume.KEY, {}).get(resume.LOGGED)
             self._resumed = resume.take_over(
                 checkpoint, trainer.accumulate_grad_batches, by_steps=trainer.max_steps != -1
             )
         return checkpoint
 
 
+def _broadcast(tensor: Tensor) -> None:
+    """The first rank's values on every rank; through a contiguous copy of a format that every backend moves."""
+    whole = torch.view_as_real(tensor) if tensor.is_complex() else tensor
+    sent = (whole.to(torch.uint8) if whole.dtype is torch.bool else whole).contiguous()
+    dist.broadcast(sent, src=0)
+    whole.copy_(sent)
+
+
+def _logging_loops(trainer) -> list[Any]:
+    training = trainer.fit_loop.epoch_loop
+    return [training, training.val_loop, trainer.validate_loop, trainer.test_loop]
+
+
 def _check_trainer(trainer, device: torch.device) -> None:
-    if device.type != "cpu":
+    if device.type not in ("cpu", "cuda"):
         raise UncoveredError(
-            f'strategy="det" computes on the CPU in this version, not on {device}. Pass Trainer(accelerator="cpu").'
+            f'strategy="det" computes on CPU and CUDA, not on {device}. Pass Trainer(accelerator="cpu") or "gpu".'
         )
     if trainer.state.fn.value != "fit":
         return
-    if not trainer.lightning_module.automatic_optimization:
-        raise UncoveredError(
-            'strategy="det" does not cover manual optimization (automatic_optimization = False): let Lightning run '
-            "backward and step, with one optimizer from configure_optimizers."
-        )
     for callback in trainer.callbacks:
-        if type(callback).__name__ in ("GradientAccumulationScheduler", "StochasticWeightAveraging"):
-            raise UncoveredError(f'the callback {type(callback).__name__} is not covered by strategy="det"; remove it.')
+        if type(callback).__name__ == "GradientAccumulationScheduler":
+            raise UncoveredError(
+                'the callback GradientAccumulationScheduler is not covered by strategy="det": it changes the global batch '
+                "from epoch to epoch, while the order of samples is cut into steps of one size. Train in several fits, each "
+                "with DetStrategy(global_batch=...) and the weights of the one before; accumulation itself moves no bit."
+            )
 
 
 def _check_subnormals() -> None:

@@ -7,6 +7,8 @@ from det_lightning.distributed.sample_order import SampleOrder
 from det_lightning.errors import InputError
 
 KEY = "det_lightning"
+LOGGED = "logged"
+"""Sums of logged values whose epoch was under way: {"epoch", "step", "sums": {key: [int64 [means, 2, NB], steps]}}."""
 _TRACKERS = ("ready", "started", "processed", "completed")
 
 
@@ -73,6 +75,7 @@ def take_over(checkpoint: dict[str, Any], accumulate: int, *, by_steps: bool) ->
                 f"samples are left cannot be known. Load its weights only, or save at the end of an epoch."
             )
         return None
+    saved = {name: value for name, value in saved.items() if name != LOGGED}
     try:
         resumed = Stamp(**saved)
     except TypeError as error:

@@ -1,5 +1,5 @@
-"""What surrounds the user's step: logging only looks at values, and a sample that stands in for an empty slice leaves
-no trace in logged values or in the states of metrics.
+"""What surrounds the user's step: logging only looks at values, exactly, and a sample that stands in for an empty slice
+leaves no trace in logged values or in the states of metrics.
 """
 
 from collections.abc import Iterator
@@ -10,20 +10,24 @@ import torch
 from torchmetrics import Metric
 
 from det_lightning.layers.function_mode import FunctionMode
-
-_SUMS = ("sum", torch.sum)
+from det_lightning.strategies.exact_results import Logged, logging
 
 
 @contextmanager
-def surroundings(module: torch.nn.Module, mode: FunctionMode, *, weightless: bool) -> Iterator[None]:
-    """Runs a step of the module under `mode`; with `weightless` its sample counts for nothing."""
+def surroundings(module: torch.nn.Module, mode: FunctionMode, *, weightless: bool, window: object) -> Iterator[None]:
+    """Runs a step of the module under `mode`.
+
+    Args:
+        weightless: its sample counts for nothing.
+        window: see `Logged`.
+    """
     log = module.log
 
     def log_outside(name: str, value: Any, *args: Any, **kwargs: Any) -> None:
         if weightless:
             kwargs["batch_size"] = 0
-            value = 0.0 if kwargs.get("reduce_fx") in _SUMS else value
-        with mode.suspended():
+        means, evaluate = mode.terms.made_of(value)
+        with mode.suspended(), logging(Logged(means, evaluate, window, weightless)):
             log(name, value, *args, **kwargs)
 
     metrics = [each for each in module.modules() if isinstance(each, Metric)] if weightless else []

@@ -150,13 +150,18 @@ class _Record(Callback):
         facts = getattr(trainer.strategy, "step_facts", None)
         loss = facts.loss if facts is not None else outputs["loss"].detach()
         self.weights.append(bytes_of(pl_module))
-        self.losses.append(loss.numpy().tobytes())
+        self.losses.append(raw(loss))
         self.rates.append(trainer.optimizers[0].param_groups[0]["lr"])
 
 
 def bytes_of(module: torch.nn.Module) -> bytes:
     """All parameters in order of their names."""
-    return b"".join(tensor.detach().numpy().tobytes() for _, tensor in sorted(module.named_parameters()))
+    return b"".join(raw(tensor) for _, tensor in sorted(module.named_parameters()))
+
+
+def raw(tensor: torch.Tensor) -> bytes:
+    """The bytes of a tensor, bfloat16 included."""
+    return tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
 
 
 def train(rank: int, world_size: int, port: int, run: Run) -> Outcome:
@@ -213,9 +218,14 @@ def train(rank: int, world_size: int, port: int, run: Run) -> Outcome:
     return Outcome(
         record.weights,
         record.losses,
-        b"".join(tensor.numpy().tobytes() for tensor in states),
+        b"".join(raw(tensor) for tensor in states if isinstance(tensor, torch.Tensor)),
         record.rates,
         trainer.global_step,
         trainer.current_epoch,
         {name: float(value) for name, value in trainer.callback_metrics.items()},
     )
+
+
+def train_each(rank: int, world_size: int, port: int, runs: list[Run], ports: list[int]) -> list[Outcome]:
+    """Several trainings on one rank, one after another in one process: what a process costs is paid once."""
+    return [train(rank, world_size, other, run) for other, run in zip([port, *ports], runs, strict=True)]

@@ -1,4 +1,7 @@
-"""The smallest cases of every kernel, for `compute-sanitizer --tool memcheck|racecheck python tests/cuda/sanitized.py`."""
+"""The smallest cases of every kernel, for `compute-sanitizer --tool memcheck|racecheck python tests/cuda/sanitized.py`.
+
+An argument `products` or `streams` runs those kernels alone.
+"""
 
 import sys
 from pathlib import Path
@@ -8,11 +11,41 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 import torch
 
 from det_lightning.arithmetic.formats import BFLOAT16, FLOAT32, NB
-from det_lightning.kernels import cuda_digest, cuda_elementary, cuda_gemm, cuda_reduction
+from det_lightning.kernels import cuda_digest, cuda_elementary, cuda_gemm, cuda_reduction, cuda_scatter
+from det_lightning.ops.windowed_digits import WindowedDigits
 
 
-def main() -> None:
-    torch.manual_seed(0)
+def streams() -> None:
+    """Sums, functions of one variable, digests, sums by index, windowed digits."""
+    x = torch.randn(70, 200, device="cuda")
+    for data in (x, x.bfloat16(), x.half()):
+        states = cuda_reduction.sum_states(data.view(1, -1, 1))
+        cuda_reduction.sum_states(data.view(1, 70, 200)), cuda_reduction.sum_states(data[:, 1:].reshape(70, 199, 1))
+        cuda_reduction.row_states("products", data, data), cuda_reduction.sum_of_squares_state(data)
+    cuda_reduction.sum_of_squares_state(x * torch.exp2(torch.randint(-99, 60, x.shape, device="cuda").float()))
+    cuda_reduction.finalize(states, FLOAT32, 3)
+    for name in ("exp", "gelu", "log", "sqrt", "silu", "log1p_derivative"):
+        cuda_elementary.elementwise(name, x), cuda_elementary.elementwise(name, x[:, 1:], only_pairs=True)
+        cuda_elementary.elementwise(name, x.bfloat16(), BFLOAT16)
+    cuda_elementary.gradient("tanh_derivative", x[:, 1:], x[:, 1:], FLOAT32)
+    for dtype in (torch.float32, torch.bfloat16, torch.float64, torch.int8):
+        cuda_digest.tensor_lanes(x.to(dtype))
+    index = torch.arange(700, device="cuda") % 9
+    for common in (False, True):
+        index = torch.where(index > 2, 3, index) if common else index
+        cuda_scatter.index_sum(None, index, x.view(700, 20), 11, FLOAT32)
+        cuda_scatter.index_sum(x[:11, :20], index, x.view(700, 20), 11, BFLOAT16)
+        cuda_scatter.add_index_digits(
+            torch.zeros((11, 20, NB), dtype=torch.int64, device="cuda"), index, x.view(700, 20)
+        )
+    digits = torch.zeros((5, 20, NB), dtype=torch.int64, device="cuda")
+    cuda_scatter.add_index_digits(digits, index[:100] % 5, x.view(700, 20)[:100])
+    window = WindowedDigits.from_digits(digits)
+    window.add_(WindowedDigits.from_digits(digits, window.base - 40, 1)).normalise_()
+    window.round(), window.round(denominator=3), window.grow_(window.base - 90, 1).round(), window.to_digits()
+
+
+def products() -> None:
     x, w = torch.randn(70, 200, device="cuda"), torch.randn(130, 200, device="cuda")
     bias = torch.randn(130, device="cuda")
     digits = torch.zeros((70, 130, NB), dtype=torch.int64, device="cuda")
@@ -34,14 +67,13 @@ def main() -> None:
     cuda_gemm.add_gemm_digits(
         torch.zeros((9, 5, NB), dtype=torch.int64, device="cuda"), x[:9], w[:5], "long_accumulator"
     )
-    states = cuda_reduction.sum_states(x.view(1, -1, 1))
-    cuda_reduction.sum_states(x.view(1, 70, 200)), cuda_reduction.sum_states(x[:, 1:].reshape(70, 199, 1))
-    cuda_reduction.row_states("products", x, x), cuda_reduction.sum_of_squares_state(x)
-    cuda_reduction.finalize(states, FLOAT32, 3)
-    for name in ("exp", "log"):
-        cuda_elementary.elementwise(name, x), cuda_elementary.elementwise(name, x[:, 1:], only_pairs=True)
-    for dtype in (torch.float32, torch.bfloat16, torch.float64, torch.int8):
-        cuda_digest.tensor_lanes(x.to(dtype))
+
+
+def main() -> None:
+    torch.manual_seed(0)
+    named = [parts for parts in (products, streams) if parts.__name__ in sys.argv[1:]]
+    for run in named or (products, streams):
+        run()
     torch.cuda.synchronize()
     print("ran every kernel")
 

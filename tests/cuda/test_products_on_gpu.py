@@ -7,7 +7,7 @@ from det_lightning.arithmetic.formats import BFLOAT16, FLOAT16, FLOAT32, NB
 
 torch = pytest.importorskip("torch")
 
-from det_lightning.kernels import cuda_gemm, cuda_planner, cuda_reduction  # noqa: E402
+from det_lightning.kernels import cuda_gemm, cuda_paths, cuda_planner, cuda_reduction  # noqa: E402
 from det_lightning.kernels.cpu import gemm as cpu_gemm  # noqa: E402
 from det_lightning.kernels.cpu import reduction as cpu_reduction  # noqa: E402
 
@@ -93,6 +93,10 @@ def assert_same(found: np.ndarray, wanted: np.ndarray) -> None:
         )
 
 
+def paths_for(terms: int, bias) -> tuple[str, ...]:
+    return ("steps", "whole", "short") if terms <= 128 and bias is None else ("steps", "whole")
+
+
 @pytest.mark.parametrize("data", DATA)
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 def test_float32_products_equal_those_of_the_cpu(data, shape):
@@ -102,8 +106,9 @@ def test_float32_products_equal_those_of_the_cpu(data, shape):
     bias = normal(rng, FLOAT32, (n,))
     for one_bias in (None, bias):
         wanted = expected(x, w, one_bias, FLOAT32)
-        for moduli in (None, 6, 9, 12, 16):
-            assert_same(on_gpu(x, w, one_bias, FLOAT32, moduli=moduli), wanted)
+        for path in paths_for(k, one_bias):
+            for moduli in (None, 6, 9, 12, 16):
+                assert_same(on_gpu(x, w, one_bias, FLOAT32, moduli=moduli, path=path), wanted)
 
 
 @pytest.mark.parametrize("out_form", FORMATS, ids=name_of)
@@ -114,30 +119,74 @@ def test_every_pair_of_formats_rounds_once_to_every_format(data, x_form, w_form,
     rng = np.random.default_rng(2)
     x, w = DATA[data](rng, x_form, (70, 200)), DATA[data](rng, w_form, (90, 200))
     bias = any_finite(rng, x_form, (90,))
-    assert_same(on_gpu(x, w, bias, out_form), expected(x, w, bias, out_form))
+    wanted = expected(x, w, bias, out_form)
+    for path in ("steps", "whole"):
+        assert_same(on_gpu(x, w, bias, out_form, path=path), wanted)
+    for depth in (50, 64, 101):
+        short_x, short_w = x[:, :depth], w[:, :depth]
+        assert_same(on_gpu(short_x, short_w, None, out_form, path="short"), expected(short_x, short_w, None, out_form))
 
 
 @pytest.mark.parametrize("moduli", range(4, 17))
 def test_the_number_of_moduli_cannot_be_seen(moduli):
     rng = np.random.default_rng(3)
     x, w, bias = normal(rng, FLOAT32, (150, 700)), normal(rng, FLOAT32, (260, 700)), normal(rng, FLOAT32, (260,))
-    assert_same(on_gpu(x, w, bias, FLOAT32, moduli=moduli), expected(x, w, bias, FLOAT32))
-    assert_same(on_gpu(x, w, bias, BFLOAT16, moduli=moduli), expected(x, w, bias, BFLOAT16))
+    for path in ("steps", "whole"):
+        assert_same(on_gpu(x, w, bias, FLOAT32, moduli=moduli, path=path), expected(x, w, bias, FLOAT32))
+        assert_same(on_gpu(x, w, bias, BFLOAT16, moduli=moduli, path=path), expected(x, w, bias, BFLOAT16))
+    for depth in (64, 128):
+        short_x, short_w = x[:, :depth], w[:, :depth]
+        wanted = expected(short_x, short_w, None, FLOAT32)
+        assert_same(on_gpu(short_x, short_w, None, FLOAT32, moduli=moduli, path="short"), wanted)
 
 
-def test_a_guess_that_is_too_small_is_found_out_on_the_device(monkeypatch):
+@pytest.fixture
+def without_fallback(monkeypatch):
+    """Products leave out the kernel for what the others left undecided."""
+
+    class Shortened(cuda_paths.Chain):
+        def __init__(self, index, calls, *more):
+            super().__init__(index, [call for call in calls if not call.kernel.endswith("_flagged")], *more)
+
+    monkeypatch.setattr(cuda_paths, "Chain", Shortened)
+    cuda_gemm._known.sites.clear()
+    yield
+    cuda_gemm._known.sites.clear()
+
+
+@pytest.mark.parametrize(("path", "terms"), [("steps", 512), ("short", 64), ("short", 128)])
+def test_a_guess_that_is_too_small_is_found_out_on_the_device(path, terms, request):
     rng = np.random.default_rng(4)
-    x, w = normal(rng, FLOAT32, (128, 512)), normal(rng, FLOAT32, (128, 512))
+    x, w = normal(rng, FLOAT32, (128, terms)), normal(rng, FLOAT32, (128, terms))
     wanted = expected(x, w, None, FLOAT32)
-    assert_same(on_gpu(x, w, None, FLOAT32, moduli=6), wanted)
+    assert_same(on_gpu(x, w, None, FLOAT32, moduli=6, path=path), wanted)
     # The negative control: without the kernel for what was left undecided, bits are wrong.
-    launch_all = cuda_gemm.launch_all
+    request.getfixturevalue("without_fallback")
+    assert (on_gpu(x, w, None, FLOAT32, moduli=6, path=path) != wanted).mean() > 0.01
 
-    def without_fallback(device, calls):
-        launch_all(device, [call for call in calls if call.kernel != "gemm_flagged"])
 
-    monkeypatch.setattr(cuda_gemm, "launch_all", without_fallback)
-    assert (on_gpu(x, w, None, FLOAT32, moduli=6) != wanted).mean() > 0.01
+@pytest.mark.parametrize("data", DATA)
+def test_batches_of_short_rows_equal_their_products(data):
+    rng = np.random.default_rng(15)
+    for batches, m, k, n in ((3, 130, 64, 200), (2, 257, 128, 129), (5, 40, 33, 65)):
+        x, w = DATA[data](rng, FLOAT32, (batches * m, k)), DATA[data](rng, FLOAT32, (batches * n, k))
+        x, w = x.view(batches, m, k), w.view(batches, n, k)
+        x[1, 5:9], w[0, 7:40] = 0, 0
+        for form in (FLOAT32, BFLOAT16):
+            found = cuda_gemm.gemm(x.to(DEVICE), w.to(DEVICE), None, form, "int8", path="short")
+            for b in range(batches):
+                assert_same(to_bits(found[b]), expected(x[b], w[b], None, form))
+
+
+def test_short_rows_whose_list_of_undecided_elements_overflows(monkeypatch):
+    monkeypatch.setattr(cuda_paths, "LIST_SIZE", 100)
+    rng = np.random.default_rng(16)
+    x, w = normal(rng, FLOAT32, (300, 60)), normal(rng, FLOAT32, (310, 60))
+    for path in ("short", "steps"):
+        found = cuda_gemm.gemm(
+            x.to(DEVICE), w.to(DEVICE), None, FLOAT32, "int8", path=path, moduli=6, workspace_bytes=(1 << 30) - 1
+        )
+        assert_same(to_bits(found), expected(x, w, None, FLOAT32))
 
 
 def test_ties_and_their_neighbours_round_as_the_contract_says():
@@ -156,29 +205,35 @@ def test_ties_and_their_neighbours_round_as_the_contract_says():
 
 @pytest.mark.parametrize("kernel", ["hopper, 128 columns", "hopper, 256 columns", "any device"])
 def test_the_kernels_of_the_integer_product_agree(monkeypatch, kernel):
+    cuda_gemm._known.sites.clear()
     if kernel == "any device":
-        monkeypatch.setattr(cuda_gemm, "capability", lambda index: (8, 0))
+        monkeypatch.setattr(cuda_paths, "capability", lambda index: (8, 0))
     elif torch.cuda.get_device_capability() != (9, 0):
         pytest.skip("no Hopper GPU")
     else:
-        monkeypatch.setattr(cuda_gemm, "_tile_columns", lambda *_: 256 if "256" in kernel else 128)
+        monkeypatch.setattr(cuda_paths, "_tile_columns", lambda *_: 256 if "256" in kernel else 128)
     rng = np.random.default_rng(5)
     for m, k, n in ((300, 1500, 700), (64, 100, 1000), (1000, 129, 40)):
         x, w = normal(rng, FLOAT32, (m, k)), normal(rng, FLOAT32, (n, k))
-        assert_same(on_gpu(x, w, None, FLOAT32), expected(x, w, None, FLOAT32))
+        assert_same(on_gpu(x, w, None, FLOAT32, path="steps"), expected(x, w, None, FLOAT32))
+    cuda_gemm._known.sites.clear()
 
 
 @pytest.mark.parametrize("portable", [False, True])
 def test_sums_longer_than_32_bits_hold_are_reduced_on_the_way(monkeypatch, portable):
+    cuda_gemm._known.sites.clear()
+    path = "steps" if portable else None
     if portable:
-        monkeypatch.setattr(cuda_gemm, "capability", lambda index: (8, 0))
+        monkeypatch.setattr(cuda_paths, "capability", lambda index: (8, 0))
     rng = np.random.default_rng(6)
     # Residues near their ends, all of one sign: 32 bits overflow after 131 071 terms.
     x = torch.full((3, 200_000), -127.0)
     x += torch.from_numpy(rng.integers(-1, 1, x.shape).astype(np.float32))
-    assert_same(on_gpu(x, x, None, FLOAT32), expected(x, x, None, FLOAT32))
+    assert_same(on_gpu(x, x, None, FLOAT32, path=path), expected(x, x, None, FLOAT32))
+    assert_same(on_gpu(x, x, None, FLOAT32, path="whole"), expected(x, x, None, FLOAT32))
     x, w = normal(rng, FLOAT32, (5, 140_001)), normal(rng, FLOAT32, (4, 140_001))
-    assert_same(on_gpu(x, w, None, FLOAT32), expected(x, w, None, FLOAT32))
+    assert_same(on_gpu(x, w, None, FLOAT32, path=path), expected(x, w, None, FLOAT32))
+    cuda_gemm._known.sites.clear()
 
 
 def test_tiles_of_a_small_workspace_cannot_be_seen():
@@ -186,7 +241,25 @@ def test_tiles_of_a_small_workspace_cannot_be_seen():
     x, w, bias = normal(rng, FLOAT32, (700, 400)), normal(rng, FLOAT32, (1100, 400)), normal(rng, FLOAT32, (1100,))
     wanted = expected(x, w, bias, FLOAT32)
     for workspace_bytes in (1, 3 << 20, 10 << 20):
-        assert_same(on_gpu(x, w, bias, FLOAT32, workspace_bytes=workspace_bytes), wanted)
+        for path in ("steps", "whole"):
+            assert_same(on_gpu(x, w, bias, FLOAT32, workspace_bytes=workspace_bytes, path=path), wanted)
+    x, w = x[:, :70], w[:, :70]
+    wanted = expected(x, w, None, FLOAT32)
+    for workspace_bytes in (1, 300_000, 3 << 20):
+        assert_same(on_gpu(x, w, None, FLOAT32, workspace_bytes=workspace_bytes, path="short"), wanted)
+
+
+def test_batches_of_a_small_workspace_cannot_be_seen():
+    rng = np.random.default_rng(17)
+    x, w = normal(rng, FLOAT32, (7, 150, 90)), normal(rng, FLOAT32, (7, 70, 90))
+    wanted = [expected(x[b], w[b], None, FLOAT32) for b in range(7)]
+    for workspace_bytes in (1, 1 << 20, 2_500_000, 1 << 30):
+        for path in ("steps", "whole", "short"):
+            found = cuda_gemm.gemm(
+                x.to(DEVICE), w.to(DEVICE), None, FLOAT32, "int8", workspace_bytes=workspace_bytes, path=path
+            )
+            for b in range(7):
+                assert_same(to_bits(found[b]), wanted[b])
 
 
 def test_strides_cannot_be_seen():
@@ -224,18 +297,57 @@ def test_digits_of_products_equal_those_of_the_cpu(data, moduli):
     assert found.numpy().tobytes() == cpu_reduction.normalise(wanted).numpy().tobytes()
 
 
-def test_a_product_is_captured_in_a_cuda_graph_and_replays_on_other_data():
+@pytest.mark.parametrize(("path", "terms"), [("steps", 300), ("whole", 300), ("short", 60)])
+def test_a_product_is_captured_in_a_cuda_graph_and_replays_on_other_data(path, terms):
     rng = np.random.default_rng(11)
-    x, w = normal(rng, FLOAT32, (256, 300)).to(DEVICE), normal(rng, FLOAT32, (128, 300)).to(DEVICE)
-    cuda_gemm.gemm(x, w, None, FLOAT32, "int8")
+    x, w = normal(rng, FLOAT32, (256, terms)).to(DEVICE), normal(rng, FLOAT32, (128, terms)).to(DEVICE)
+    cuda_gemm.gemm(x, w, None, FLOAT32, "int8", path=path)
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
-        out = cuda_gemm.gemm(x, w, None, FLOAT32, "int8")
+        outs = [cuda_gemm.gemm(x, w, None, FLOAT32, "int8", path=path) for _ in range(3)]
     for data in (normal, outliers, any_finite):
-        x.copy_(data(rng, FLOAT32, (256, 300)))
-        graph.replay()
-        assert_same(to_bits(out), expected(x.cpu(), w.cpu(), None, FLOAT32))
+        x.copy_(data(rng, FLOAT32, (256, terms)))
+        for _ in range(2):
+            graph.replay()
+        wanted = expected(x.cpu(), w.cpu(), None, FLOAT32)
+        for out in outs:
+            assert_same(to_bits(out), wanted)
+
+
+def test_products_on_two_streams_and_in_a_graph_do_not_share_a_barrier():
+    rng = np.random.default_rng(18)
+    x, w = normal(rng, FLOAT32, (256, 500)).to(DEVICE), normal(rng, FLOAT32, (200, 500)).to(DEVICE)
+    wanted = expected(x.cpu(), w.cpu(), None, FLOAT32)
+    cuda_gemm.gemm(x, w, None, FLOAT32, "int8", path="whole")
+    graph, found = torch.cuda.CUDAGraph(), []
+    with torch.cuda.graph(graph):
+        captured = cuda_gemm.gemm(x, w, None, FLOAT32, "int8", path="whole")
+    streams = [torch.cuda.Stream() for _ in range(3)]
+    torch.cuda.synchronize()
+    for turn in range(60):
+        with torch.cuda.stream(streams[turn % 3]):
+            if turn % 3 == 0:
+                graph.replay()
+            else:
+                found.append(cuda_gemm.gemm(x, w, None, FLOAT32, "int8", path="whole"))
+    torch.cuda.synchronize()
+    for out in (*found, captured):
+        assert_same(to_bits(out), wanted)
+
+
+def test_when_the_barriers_for_captured_products_are_used_up_others_kernels_take_over(monkeypatch):
+    rng = np.random.default_rng(19)
+    x, w = normal(rng, FLOAT32, (100, 300)).to(DEVICE), normal(rng, FLOAT32, (90, 300)).to(DEVICE)
+    monkeypatch.setattr(cuda_gemm, "_captured_barriers", iter(range(cuda_gemm._BARRIERS, cuda_gemm._BARRIERS + 5)))
+    cuda_gemm.gemm(x, w, None, FLOAT32, "int8", path="whole")
+    cuda_gemm.gemm(x, w, None, FLOAT32, "int8", path="steps")
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        out = cuda_gemm.gemm(x, w, None, FLOAT32, "int8", path="whole")
+    graph.replay()
+    assert_same(to_bits(out), expected(x.cpu(), w.cpu(), None, FLOAT32))
 
 
 def test_another_stream_is_followed():

@@ -18,10 +18,12 @@ from det_lightning.arithmetic.residue_int8 import (
     reconstruct,
 )
 from det_lightning.errors import InputError
-from det_lightning.kernels.cpu import gemm, gemm_int8
+from det_lightning.kernels.cpu import amx, gemm, gemm_int8
 from det_lightning.ops.gemm import add_gemm_digits, det_gemm, det_gemm_partial
 from tests.ops.exact_oracle import any_patterns, cancelling_pair, exact_gemm, wide_values
 from tests.same_bits import assert_same_bits
+
+SHAPES = [(1, 1, 1), (1, 70, 1), (31, 63, 33), (32, 64, 32), (33, 65, 31), (40, 300, 17), (65, 4200, 3), (2, 9000, 130)]
 
 here = pytest.mark.skipif(not gemm_int8.products_are_exact(), reason="int8 products saturate on this processor")
 
@@ -70,12 +72,40 @@ def test_special_values_wide_rows_and_cancellation():
     assert_same_bits(det_gemm(x, w, engine="int8"), exact_gemm(x, w))
 
 
+@pytest.mark.skipif(not amx.is_available(), reason="no AMX tiles")
+@pytest.mark.parametrize(("rows", "terms", "columns"), SHAPES)
+def test_tiles_and_the_library_give_the_same_sums(rows, terms, columns, monkeypatch):
+    x, w, bias = (
+        wide_values(1, rows, terms, spread=2),
+        wide_values(2, columns, terms, spread=2),
+        wide_values(3, columns),
+    )
+    x[0, :2] = 2.0**60  # a row of two bands
+    expected = det_gemm(x, w, bias, engine="long_accumulator")
+    assert_same_bits(det_gemm(x, w, bias, engine="int8"), expected)
+    assert_same_bits(det_gemm(w, x, engine="int8"), det_gemm(w, x, engine="long_accumulator"))
+    monkeypatch.setattr(amx, "is_available", lambda: False)
+    monkeypatch.setattr(amx, "products", lambda *arguments: pytest.fail("used"))
+    assert_same_bits(det_gemm(x, w, bias, engine="int8"), expected)
+
+
+@here
+def test_residues_of_extreme_integers_stay_within_a_byte():
+    # Integers of one significand bit and of all 54 bits, both signs, next to all limbs' carries.
+    edges = [1.0, 2.0**15, 2.0**16 - 1, 2.0**23, 2.0**24 - 1, 2.0**31, 2.0**46, 2.0**47, 2.0**53]
+    x = torch.tensor([[sign * edge for edge in edges for sign in (1, -1)] + [1.0] * 6])
+    generator = torch.Generator().manual_seed(5)
+    x = x[:, torch.stack([torch.randperm(24, generator=generator) for _ in range(40)])].squeeze(0)
+    w = x[:, torch.randperm(24, generator=generator)]
+    assert_same_bits(det_gemm(x, w, engine="int8"), exact_gemm(x, w))
+
+
 @here
 @pytest.mark.parametrize("count", [1, 5, 9])
 def test_too_few_moduli_change_only_the_time(count, monkeypatch):
     x, w = wide_values(1, 20, 60, spread=2), wide_values(2, 16, 60, spread=2)
     expected = det_gemm(x, w, engine="long_accumulator")
-    monkeypatch.setattr(gemm_int8, "moduli_count", lambda x, w, terms: count)
+    monkeypatch.setattr(gemm_int8, "moduli_count", lambda *arguments: count)
     assert_same_bits(det_gemm(x, w, engine="int8"), expected)
 
 
@@ -84,10 +114,10 @@ def test_every_choice_of_auto_has_the_same_bits(monkeypatch):
     x, w = torch.randn(64, 200), torch.randn(50, 200)
     expected = det_gemm(x, w)
     monkeypatch.setattr(gemm_int8, "is_fast", lambda: True)
-    monkeypatch.setattr(gemm_int8, "is_worth_starting", lambda x, w, terms: True)
+    monkeypatch.setattr(gemm_int8, "is_worth_starting", lambda *arguments: True)
     calls = []
-    products = gemm_int8.integer_products
-    monkeypatch.setattr(gemm_int8, "integer_products", lambda *a: calls.append(a) or products(*a))
+    products = gemm_int8.residue_products
+    monkeypatch.setattr(gemm_int8, "residue_products", lambda *a: calls.append(a) or products(*a))
     assert_same_bits(det_gemm(x, w), expected)
     assert calls
 
@@ -110,8 +140,9 @@ def test_a_library_that_saturates_is_found_out_and_refused(monkeypatch):
 
     x, w = torch.randn(4, 8), torch.randn(3, 8)
     expected = det_gemm(x, w)
-    gemm_int8.products_are_exact.cache_clear()
+    gemm_int8.library_is_exact.cache_clear()
     gemm_int8.is_fast.cache_clear()
+    monkeypatch.setattr(amx, "is_available", lambda: False)
     monkeypatch.setattr(torch, "_int_mm", saturating)
     try:
         assert not gemm_int8.products_are_exact()
@@ -120,5 +151,5 @@ def test_a_library_that_saturates_is_found_out_and_refused(monkeypatch):
             det_gemm(x, w, engine="int8")
         assert_same_bits(det_gemm(x, w), expected)
     finally:
-        gemm_int8.products_are_exact.cache_clear()
+        gemm_int8.library_is_exact.cache_clear()
         gemm_int8.is_fast.cache_clear()

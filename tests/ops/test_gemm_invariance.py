@@ -93,10 +93,15 @@ def test_strides_do_not_matter(engine):
     expected = det_gemm(x, w, bias, engine=engine)
     spread = torch.empty(24, 80)
     spread[::2, 1::2] = x
-    views = [x.T.contiguous().T, spread[::2, 1::2], x.flip(0).flip(0), x.clone().requires_grad_()]
+    wide = torch.full((12, 50), float("nan"))
+    wide[:, 3:43] = x
+    views = [x.T.contiguous().T, spread[::2, 1::2], x.flip(0).flip(0), x.clone().requires_grad_(), wide[:, 3:43]]
     for view in views:
         assert_same_bits(det_gemm(view, w.T.contiguous().T, bias.repeat(2)[11:], engine=engine), expected)
     assert_same_bits(det_gemm(x[:1].expand(5, 40), w, bias, engine=engine), expected[:1].expand(5, 11))
+    digits = det_gemm_partial(x, w, engine=engine)
+    assert torch.equal(det_gemm_partial(wide[:, 3:43], w, engine=engine), digits)
+    assert torch.equal(det_gemm_partial(x[:1].expand(5, 40), w, engine=engine), digits[:1].expand(5, 11, -1))
 
 
 @every_engine

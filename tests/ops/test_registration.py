@@ -34,8 +34,8 @@ ARGUMENTS = {
     "sum_partial": lambda: (X, [1]),
     "add_sum_digits": lambda: (zero_digits((7,)), X, [0]),
     "finalize": lambda: (det_gemm_partial(X, W), torch.float32, 3),
-    "exp": lambda: (leaf(X),),
-    "log": lambda: (leaf(X.abs() + 1),),
+    "elementary": lambda: ("exp", leaf(X), torch.float32),
+    "elementary_gradient": lambda: ("tanh", X, X.bfloat16()),
 }
 
 
@@ -49,6 +49,7 @@ def test_torch_finds_no_fault_with_an_op(name):
     [
         ("gemm", lambda: (X.bfloat16(), leaf(W.bfloat16()), None, torch.bfloat16, "long_accumulator")),
         ("linear", lambda: (leaf(X.half()), W.half(), None)),
+        ("elementary", lambda: ("log1p", leaf(X.abs().half()), torch.bfloat16)),
         ("sum", lambda: (leaf(X), None, True, torch.bfloat16)),
         ("sum", lambda: (X, [0, 1], False, None)),
     ],

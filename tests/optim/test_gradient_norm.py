@@ -10,7 +10,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from det_lightning.optim.gradient_norm import clip_gradients_by_norm, gradient_norm
+from det_lightning.errors import InputError
+from det_lightning.optim.gradient_norm import clip_gradients_by_norm, clip_gradients_by_value, gradient_norm
 from tests.ops.exact_oracle import INF, LARGEST, NAN, SMALLEST, any_patterns, wide_values
 from tests.same_bits import assert_same_bits
 
@@ -149,3 +150,13 @@ def test_any_bits():
     gradients = [any_patterns(6, 50)]
     finite = gradients[0][gradients[0].isfinite()]
     assert is_nearest_root(gradient_norm([finite]), sum_of_squares(finite.tolist()))
+
+
+def test_clipping_by_value_moves_what_is_outside_and_nothing_else():
+    gradient = torch.tensor([0.5, -0.5, 0.1, 7.0, -INF, INF, NAN, 0.0, -0.0, 2.0**-149])
+    clip_gradients_by_value([gradient], 0.1)
+    limit = torch.tensor(0.1)
+    expected = torch.stack([limit, -limit, limit, limit, -limit, limit, *torch.tensor([NAN, 0.0, -0.0, 2.0**-149])])
+    assert_same_bits(gradient, expected)
+    with pytest.raises(InputError, match="limit above 0"):
+        clip_gradients_by_value([gradient], 0.0)

@@ -147,3 +147,40 @@ def test_step_hooks_run_and_schedulers_are_told():
 def test_what_has_no_sequence_is_refused_with_its_name(make, message):
     with pytest.raises(UncoveredError, match=message):
         check_optimizer(make([torch.nn.Parameter(torch.ones(2, 3))]))
+
+
+def test_an_unlisted_optimizer_is_stepped_as_it_is_when_asked_for_and_says_what_is_lost():
+    parameters = [torch.nn.Parameter(torch.ones(3)) for _ in range(2)]
+    ours, stock = (torch.optim.Adagrad([p], lr=0.1) for p in parameters)
+    lost = check_optimizer(ours, as_it_is=True)
+    assert "not on CPU and CUDA" in lost and "Adagrad" in lost
+    assert check_optimizer(torch.optim.SGD([parameters[0]], lr=0.1), as_it_is=True) is None
+    for parameter in parameters:
+        parameter.grad = torch.arange(3.0)
+    step_optimizer(ours)
+    stock.step()
+    assert_same_bits(parameters[0].detach(), parameters[1].detach())
+    with pytest.raises(UncoveredError, match="closure many times"):
+        check_optimizer(torch.optim.LBFGS(parameters), as_it_is=True)
+
+
+@pytest.mark.parametrize("kind", ["SGD", "Adam", "AdamW"])
+def test_bfloat16_parameters_are_stepped_in_float32_and_rounded_once(kind):
+    start, gradients = wide_values(1, 40, spread=1).bfloat16(), [wide_values(2 + n, 40, spread=1) for n in range(3)]
+    options = {"lr": 0.1, "weight_decay": 0.1, **({"momentum": 0.9} if kind == "SGD" else {"amsgrad": True})}
+    parameter = torch.nn.Parameter(start.clone())
+    optimizer = getattr(torch.optim, kind)([parameter], **options)
+    check_optimizer(optimizer)
+    for gradient in gradients:
+        before = parameter.detach().clone()
+        state = {name: value.clone() for name, value in optimizer.state[parameter].items()}
+        parameter.grad = gradient.bfloat16()
+        step_optimizer(optimizer)
+        wide = torch.nn.Parameter(before.float())
+        other = getattr(torch.optim, kind)([wide], **options)
+        wide.grad = gradient.bfloat16().float()
+        other.state[wide].update({n: v.float() for n, v in state.items()})
+        step_optimizer(other)
+        assert_same_bits(parameter.detach(), wide.detach().bfloat16())
+        for name, value in optimizer.state[parameter].items():
+            assert_same_bits(value, other.state[wide][name].to(value.dtype))

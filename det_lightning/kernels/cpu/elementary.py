@@ -1,25 +1,55 @@
-"""Launches the elementary functions of `native.elementary`."""
+"""Launches the functions of one variable of `native.elementary`, and products with their derivatives."""
+
+from functools import cache
 
 import torch
 
+from ...arithmetic.elementary import FUNCTIONS, special_values
+from ...arithmetic.formats import FLOAT32, Format
 from .machine_code import Kernel
 from .threads import run_blocks
-from .views import float32_words
+from .views import empty_words, float32_words, from_words
 
-_KERNELS = {name: Kernel("elementary", f"{name}_block") for name in ("exp", "log")}
+_product_block = Kernel("elementary_product", "product_block")
+_KERNELS = {name: Kernel("elementary", f"{name}_block") for name in FUNCTIONS}
 
-_BLOCK = 1 << 12
+DOUBT = {name: 1 << 15 if name in ("gelu_derivative", "silu_derivative") else 32 for name in FUNCTIONS}
+"""Last places of a float64 around a tie in which the short evaluation is not trusted: twice its error bound.
 
-DOUBT = 32
-"""Units of 2^-53 around a tie in which the short evaluation is not trusted: twice its error bound."""
+Up to ten bits of gelu' and silu' may cancel in the short form.
+"""
+
+ALWAYS_IN_DOUBT = 1 << 60
+"""A `doubt` that sends every element to pairs."""
+
+_STEPS = 12
+"""Elementary steps of an element, for the choice of threads."""
 
 
-def elementwise(name: str, x: torch.Tensor, doubt: int = DOUBT) -> torch.Tensor:
-    """The function `name` of every element of `x`, a checked float32 tensor. `doubt` changes the time only."""
+@cache
+def _specials(name: str, form: Format) -> torch.Tensor:
+    return torch.tensor(special_values(name, form), dtype=torch.int64).to(torch.int32)
+
+
+def elementwise(name: str, x: torch.Tensor, form: Format = FLOAT32, *, doubt: int | None = None) -> torch.Tensor:
+    """The function `name` of every element of a checked float tensor `x`, in `form`. `doubt` changes the time only."""
     x = float32_words(x)
-    out = torch.empty(x.shape, dtype=torch.float32)
-    total = x.numel()
+    out = empty_words(x.shape, form)
     run_blocks(
-        _KERNELS[name], -(-total // _BLOCK), 40 * total, x.data_ptr(), out.data_ptr(), _BLOCK, total, doubt
+        _KERNELS[name], x.numel(), _STEPS * x.numel(),
+        x.data_ptr(), out.data_ptr(), _specials(name, form).data_ptr(), DOUBT[name] if doubt is None else doubt,
+        form.significand_bits, form.exponent_bits,
     )  # fmt: skip
-    return out
+    return from_words(out, form)
+
+
+def gradient(name: str, g: torch.Tensor, x: torch.Tensor, form: Format) -> torch.Tensor:
+    """round(g * d) in `form`, d the nearest float32 to the function `name`, a derivative, at `x`; of the shape of x."""
+    slope = elementwise(name, x)
+    g = float32_words(g.expand(x.shape))
+    out = empty_words(x.shape, form)
+    run_blocks(
+        _product_block, x.numel(), 4 * x.numel(),
+        g.data_ptr(), slope.data_ptr(), out.data_ptr(), form.significand_bits, form.exponent_bits,
+    )  # fmt: skip
+    return from_words(out, form)

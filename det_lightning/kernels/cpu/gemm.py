@@ -13,9 +13,10 @@ from ...arithmetic.formats import NB, Format
 from ...errors import InputError
 from . import gemm_float64, gemm_int8, reduction
 from .machine_code import Kernel
-from .scan import Scan, scan_operands
+from .scan import Scan, fill_integers, scan_operands
 from .threads import run_blocks
-from .views import DTYPES, empty_words, float32_words, from_words
+from .views import DTYPES, empty_words, float32_rows, float32_words, from_words
+from .workspace import Cutter, padded, workspace
 
 _gemm_block = Kernel("gemm", "gemm_block")
 _gemm_digits_block = Kernel("gemm", "gemm_digits_block")
@@ -23,16 +24,13 @@ _gemm_digits_block = Kernel("gemm", "gemm_digits_block")
 SCRATCH_BYTES = 256 << 20
 """Extra memory of one product unless the caller says otherwise; larger products are cut into tiles."""
 
-NO_CAPACITY = -(1 << 20)
-"""Below every sum of two norms: nothing is rebuilt."""
-
 CHUNK_TERMS = 1 << 16
 """Terms of one tile; longer sums are added up as digits."""
 
 
 def _tile_side(terms: int, scratch_bytes: int) -> int:
-    """Rows and columns of a square tile: 16 bytes for each element of two operands, 8 a modulus for each result."""
-    operand, result = 16 * terms + 64, 8 * gemm_float64.MAXIMUM_MODULI
+    """Rows and columns of a square tile: per modulus a byte for each element of two operands, 4 for each result."""
+    operand, result = gemm_int8.MAXIMUM_MODULI * terms + 64, 4 * gemm_int8.MAXIMUM_MODULI
     # result * side^2 + 2 * operand * side = scratch_bytes
     return max(16, (isqrt(operand * operand + result * scratch_bytes) - operand) // result)
 
@@ -63,25 +61,36 @@ def _run(
     if rows == 0 or columns == 0:
         return True
     x, w = scan_operands(rows, columns, terms, x_at, x_stride, w_at, w_stride, engine)
-    sums, count, capacity = None, 0, NO_CAPACITY
-    if _takes_int8(x, w, terms, engine):
-        int8_count = gemm_int8.moduli_count(x, w, terms)
-        if int8_count:
-            if _is_too_large(rows, columns, scratch_bytes, gemm_int8.scratch_bytes(x, w, terms, int8_count)):
-                return False
-            sums, capacity = gemm_int8.integer_products(x, w, terms, int8_count), gemm_int8.capacity(int8_count)
-    else:
-        count = gemm_float64.moduli_count(x, w, terms, engine)
+    way = gemm_int8 if _takes_int8(x, w, terms, engine) else gemm_float64
+    count = way.moduli_count(x, w, terms, engine)
+    needed = way.scratch_bytes(x, w, terms, count) if count else _integers_bytes(x, w, terms, engine)
+    if rows + columns > 32 and needed > scratch_bytes:
+        # Rows of several bands, or many moduli: cut further. A few rows are taken as they are.
+        return False
+    with workspace(needed) as buffer:
+        memory, x_integers_at, w_integers_at, sums_facts, capacity = Cutter(buffer), 0, 0, (0, 0, 0), 0
         if count:
-            if _is_too_large(rows, columns, scratch_bytes, gemm_float64.scratch_bytes(x, w, terms, count)):
-                return False
-            sums, capacity = gemm_float64.residue_products(x, w, terms, count), gemm_float64.capacity(count)
-    run_blocks(
-        kernel, rows * columns, rows * columns * ((terms if sums is None else 0) + 32),
-        rows, columns, terms, x_at, x_stride, w_at, w_stride, x.at, w.at, x.bands, w.bands, x.first_at, w.first_at,
-        0 if sums is None else sums.data_ptr(), count, capacity, *target,
-    )  # fmt: skip
+            sums, capacity = way.residue_products(x, w, terms, count, memory), way.capacity(count)
+            sums_facts = sums.data_ptr(), sums.stride(1), sums.stride(0)
+        elif needed:
+            x_integers_at, w_integers_at = (_integers_at(scan, terms, memory) for scan in (x, w))
+        run_blocks(
+            kernel, rows * columns, rows * columns * ((0 if count else terms) + 32),
+            rows, columns, terms, x_at, x_stride, w_at, w_stride, x.at, w.at, x.bands, w.bands, x.first_at, w.first_at,
+            x_integers_at, w_integers_at, *sums_facts, way.ENGINE, count, capacity, *target,
+        )  # fmt: skip
     return True
+
+
+def _integers_bytes(x: Scan, w: Scan, terms: int, engine: str) -> int:
+    """Scratch of a product without residues."""
+    return 0 if engine == "long_accumulator" else padded(8 * x.bands * terms) + padded(8 * w.bands * terms)
+
+
+def _integers_at(scan: Scan, terms: int, memory: Cutter) -> int:
+    out = memory.take(torch.int64, scan.bands, terms)
+    fill_integers(scan, terms, out)
+    return out.data_ptr()
 
 
 def _takes_int8(x: Scan, w: Scan, terms: int, engine: str) -> bool:
@@ -101,11 +110,6 @@ def _takes_int8(x: Scan, w: Scan, terms: int, engine: str) -> bool:
     return True
 
 
-def _is_too_large(rows: int, columns: int, scratch_bytes: int, needed: int) -> bool:
-    """Whether a tile must be cut further: its rows have several bands, or many moduli. A few rows are taken as they are."""
-    return rows + columns > 32 and needed > scratch_bytes
-
-
 def gemm(
     x: torch.Tensor,
     w: torch.Tensor,
@@ -116,17 +120,18 @@ def gemm(
 ) -> torch.Tensor:
     """The rounded products [M, N] of `ops.gemm.det_gemm`, on checked arguments."""
     scratch_bytes = SCRATCH_BYTES if scratch_bytes is None else scratch_bytes
-    x, w = float32_words(x), float32_words(w)
+    x, w = float32_rows(x), float32_rows(w)
     bias = None if bias is None else float32_words(bias)
     (rows, terms), columns = x.shape, w.shape[0]
     if terms > CHUNK_TERMS:
         return _gemm_of_chunks(x, w, bias, form, engine, scratch_bytes)
     out = empty_words((rows, columns), form)
+    x_stride, w_stride = x.stride(0), w.stride(0)
     x_at, w_at, out_at, bias_at = x.data_ptr(), w.data_ptr(), out.data_ptr(), 0 if bias is None else bias.data_ptr()
 
     def launch(i: int, height: int, j: int, width: int) -> bool:
         return _run(
-            _gemm_block, height, width, terms, x_at + 4 * i * terms, terms, w_at + 4 * j * terms, terms,
+            _gemm_block, height, width, terms, x_at + 4 * i * x_stride, x_stride, w_at + 4 * j * w_stride, w_stride,
             engine, scratch_bytes, bias_at and bias_at + 4 * j, out_at + 4 * (i * columns + j), columns,
             form.significand_bits, form.exponent_bits,
         )  # fmt: skip
@@ -157,15 +162,16 @@ def add_gemm_digits(
 ) -> None:
     """digits [M, N, NB] += the products, on checked arguments; `digits` is contiguous."""
     scratch_bytes = SCRATCH_BYTES if scratch_bytes is None else scratch_bytes
-    x, w = float32_words(x), float32_words(w)
+    x, w = float32_rows(x), float32_rows(w)
     (rows, terms), columns = x.shape, w.shape[0]
+    x_stride, w_stride = x.stride(0), w.stride(0)
     x_at, w_at, digits_at = x.data_ptr(), w.data_ptr(), digits.data_ptr()
     for k in range(0, terms, CHUNK_TERMS):
 
         def launch(i: int, height: int, j: int, width: int, k: int = k) -> bool:
             return _run(
                 _gemm_digits_block, height, width, min(CHUNK_TERMS, terms - k),
-                x_at + 4 * (i * terms + k), terms, w_at + 4 * (j * terms + k), terms, engine, scratch_bytes,
+                x_at + 4 * (i * x_stride + k), x_stride, w_at + 4 * (j * w_stride + k), w_stride, engine, scratch_bytes,
                 digits_at + 8 * NB * (i * columns + j), columns,
             )  # fmt: skip
 

@@ -15,6 +15,10 @@ from ...arithmetic.residue import capacity as _capacity
 from .machine_code import Kernel
 from .scan import Scan
 from .threads import run_blocks
+from .workspace import Cutter, padded
+
+ENGINE = 1
+"""FLOAT64 of `native.rebuild`."""
 
 _residues_block = Kernel("residues", "residues_block")
 _reduce_block = Kernel("residues", "reduce_block")
@@ -59,7 +63,7 @@ def capacity(count: int) -> int:
 def moduli_count(x: Scan, w: Scan, terms: int, engine: str) -> int:
     """How many moduli are the quickest way to a product of these operands; 0 if none is.
 
-    Pairs of bands beyond the capacity of the moduli go through 128 bits or a long accumulator.
+    Pairs of bands beyond the capacity of the moduli go through a long accumulator.
     """
     pairs = x.bands * w.bands
     plain = _COST_128 * pairs * terms
@@ -86,26 +90,27 @@ def moduli_count(x: Scan, w: Scan, terms: int, engine: str) -> int:
 
 
 def scratch_bytes(x: Scan, w: Scan, terms: int, count: int) -> int:
-    """Memory of a product's scans, residues and sums."""
-    return 8 * (count * x.bands * w.bands + 2 * (x.bands + w.bands) * terms)
+    """Memory of a product's residues and sums."""
+    sizes = (x.bands * terms, w.bands * terms, count * x.bands * w.bands)
+    return sum(padded(8 * size) for size in sizes)
 
 
-def residue_products(x: Scan, w: Scan, terms: int, count: int) -> torch.Tensor:
+def residue_products(x: Scan, w: Scan, terms: int, count: int, memory: Cutter) -> torch.Tensor:
     """float64 [count, bands of x, bands of w]: sums of products of residues, integers below 2^53.
 
     The folds are in the smaller operand. A block of BLOCK_TERMS terms and the reduced sum of the blocks before it stay
     exact in any order of summation.
     """
     note_openmp_threads()
-    x_residues = torch.empty((x.bands, terms), dtype=torch.float64)
-    w_residues = torch.empty((w.bands, terms), dtype=torch.float64)
-    sums = torch.empty((count, x.bands, w.bands), dtype=torch.float64)
+    x_residues = memory.take(torch.float64, x.bands, terms)
+    w_residues = memory.take(torch.float64, w.bands, terms)
+    sums = memory.take(torch.float64, count, x.bands, w.bands)
     x_folded, w_folded = (count, 0) if x.bands <= w.bands else (0, count)
     for which in range(count):
         for scan, folded, out in ((x, x_folded, x_residues), (w, w_folded, w_residues)):
             run_blocks(
                 _residues_block, scan.bands, 2 * scan.bands * terms,
-                scan.at, scan.bands, terms, which, folded, out.data_ptr(),
+                terms, *scan.operand, which, folded, out.data_ptr(),
             )  # fmt: skip
         target = sums[which]
         for k in range(0, terms, BLOCK_TERMS):

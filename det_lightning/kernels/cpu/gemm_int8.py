@@ -1,7 +1,8 @@
-"""The int8 engine: how many moduli a product needs, and the int8 matrix products of its residues by `torch._int_mm`.
+"""The int8 engine: how many moduli a product needs, and the int8 matrix products of its residues.
 
-On processors with int8 dot products (VNNI, AMX) it is the quickest. On others libraries may use instructions that
-saturate: a self-test at the first product finds that out, and then the engine is refused.
+On processors with int8 dot products it is the quickest: with AMX tiles by `amx`, otherwise by `torch._int_mm` (VNNI). On
+others libraries may use instructions that saturate: a self-test at the first product finds that out, and then the
+engine is refused.
 """
 
 from functools import cache
@@ -11,12 +12,17 @@ import torch
 from llvmlite import binding
 
 from ...arithmetic.residue_int8 import MAXIMUM_MODULI, MAXIMUM_TERMS, capacity
+from . import amx
 from .machine_code import Kernel
 from .scan import Scan
 from .threads import run_blocks
+from .workspace import Cutter, padded
 
 _residues_block = Kernel("residues_int8", "int8_residues_block")
-_rebuild_block = Kernel("residues_int8", "int8_rebuild_block")
+_panels_block = Kernel("residues_int8", "int8_panels_block")
+
+ENGINE = 0
+"""INT8 of `native.rebuild`."""
 
 _FAST_FEATURES = ("avx512vnni", "avxvnni", "amx-int8")
 _START_TERMS = 1 << 19
@@ -24,8 +30,8 @@ _START_TERMS = 1 << 19
 
 
 @cache
-def products_are_exact() -> bool:
-    """The engine's self-test, at its first product: the largest residues of every sign against integer arithmetic."""
+def library_is_exact() -> bool:
+    """The self-test of `torch._int_mm`: the largest residues of every sign against integer arithmetic."""
     rng = np.random.default_rng(1)
     for rows, terms, columns in ((5, 33, 7), (64, 512, 64), (65, 1030, 33)):
         x = rng.choice([-128, 127, 126], (rows, terms)).astype(np.int8)
@@ -41,17 +47,22 @@ def products_are_exact() -> bool:
     return True
 
 
+def products_are_exact() -> bool:
+    """Whether there are int8 products that passed their self-test, at the engine's first product."""
+    return amx.is_available() or library_is_exact()
+
+
 @cache
 def is_fast() -> bool:
-    """Whether the processor has int8 dot products and the library's are exact."""
+    """Whether the processor has int8 dot products and those that the engine takes are exact."""
     features = binding.get_host_cpu_features()
     return any(features.get(name) for name in _FAST_FEATURES) and products_are_exact()
 
 
-def moduli_count(x: Scan, w: Scan, terms: int) -> int:
+def moduli_count(x: Scan, w: Scan, terms: int, engine: str) -> int:
     """The moduli that rebuild every pair of bands, or the most there are; 0 for an empty sum.
 
-    Pairs beyond their capacity go through 128 bits or a long accumulator.
+    Pairs beyond their capacity go through a long accumulator.
     """
     if terms == 0 or terms > MAXIMUM_TERMS:
         return 0
@@ -68,30 +79,37 @@ def is_worth_starting(x: Scan, w: Scan, terms: int) -> bool:
     return x.bands * w.bands * terms >= _START_TERMS
 
 
+def _sizes(x: Scan, w: Scan, terms: int) -> tuple[int, int, int]:
+    """Rows, columns and terms of the matrices of residues."""
+    return amx.padded_sizes(x.bands, w.bands, terms) if amx.is_available() else (x.bands, w.bands, terms)
+
+
 def scratch_bytes(x: Scan, w: Scan, terms: int, count: int) -> int:
-    """Memory of a product's scans, residues, sums and rebuilt integers."""
-    return (8 + count) * (x.bands + w.bands) * terms + (4 * count + 16) * x.bands * w.bands
+    """Memory of a product's residues and sums."""
+    rows, columns, depth = _sizes(x, w, terms)
+    return sum(padded(count * size) for size in (rows * depth, columns * depth, 4 * rows * columns))
 
 
-def integer_products(x: Scan, w: Scan, terms: int, count: int) -> torch.Tensor:
-    """int64 [bands of x, bands of w, 2]: the sums of products of integers, 128 bits each, the high half first.
+def residue_products(x: Scan, w: Scan, terms: int, count: int, memory: Cutter) -> torch.Tensor:
+    """int32 [count, at least the bands of x, at least the bands of w]: sums of products of residues.
 
-    They are right where the norms add up to at most `capacity(count)`.
+    The folds are in the smaller operand.
     """
-    residues = []
-    for scan, folded in ((x, x.bands <= w.bands), (w, x.bands > w.bands)):
-        out = torch.empty((count, scan.bands, terms), dtype=torch.int8)
+    rows, columns, depth = _sizes(x, w, terms)
+    left, right = memory.take(torch.int8, count, rows, depth), memory.take(torch.int8, count, columns, depth)
+    sums = memory.take(torch.int32, count, rows, columns)
+    x_folded, w_folded = (count, 0) if x.bands <= w.bands else (0, count)
+    in_tiles = amx.is_available()
+    for scan, folded_count, out in ((x, x_folded, left), (w, w_folded, right)):
+        in_panels = in_tiles and scan is w
         run_blocks(
-            _residues_block, scan.bands, count * scan.bands * terms,
-            scan.at, scan.bands, terms, count, int(folded), out.data_ptr(),
+            _panels_block if in_panels else _residues_block, -(-scan.bands // amx.PANEL) if in_panels else scan.bands,
+            count * scan.bands * terms // 4,
+            terms, *scan.operand, count, folded_count, out.data_ptr(), depth, out.stride(0),
         )  # fmt: skip
-        residues.append(out)
-    sums = torch.empty((count, x.bands, w.bands), dtype=torch.int32)
-    for left, right, target in zip(*residues, sums, strict=True):
-        torch._int_mm(left, right.t(), out=target)
-    out = torch.empty((x.bands, w.bands, 2), dtype=torch.int64)
-    elements = x.bands * w.bands
-    run_blocks(
-        _rebuild_block, elements, 4 * count * elements, sums.data_ptr(), elements, count, out.data_ptr()
-    )  # fmt: skip
-    return out
+    if in_tiles:
+        amx.products(left, right, sums)
+    else:
+        for x_residues, w_residues, target in zip(left, right, sums, strict=True):
+            torch._int_mm(x_residues, w_residues.t(), out=target)
+    return sums

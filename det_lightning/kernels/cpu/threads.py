@@ -36,7 +36,7 @@ def _executor(threads: int) -> ThreadPoolExecutor:
         return _pool
 
 
-def run_blocks(kernel: Kernel, rows: int, steps: int, *arguments: int) -> int:
+def run_blocks(kernel: Kernel, rows: int, steps: int, *arguments: int, blocks_a_thread: int = 4) -> int:
     """Call `kernel(start, stop, *arguments)` over blocks that cover `range(rows)`, and wait for all of them.
 
     `steps` estimates the work of the whole; little work stays in the calling thread. There are as many threads as
@@ -48,8 +48,8 @@ def run_blocks(kernel: Kernel, rows: int, steps: int, *arguments: int) -> int:
     threads = min(torch.get_num_threads(), rows) if steps > SMALL_WORK else 1
     if threads == 1:
         return entry(0, rows, packed)
-    # Four blocks a thread even out rows of unequal cost.
-    blocks = min(rows, 4 * threads)
+    # Several blocks a thread even out rows of unequal cost.
+    blocks = min(rows, blocks_a_thread * threads)
     pending = [(rows * i // blocks, rows * (i + 1) // blocks) for i in range(blocks)]
 
     def work() -> int:

@@ -19,6 +19,15 @@ def float32_words(tensor: torch.Tensor) -> torch.Tensor:
     return tensor if tensor.is_contiguous() else tensor.detach().contiguous()
 
 
+def float32_rows(matrix: torch.Tensor) -> torch.Tensor:
+    """A float32 matrix of the same values whose rows are contiguous, `stride(0)` elements apart; itself if it is one.
+
+    Keep the result alive while a kernel reads it.
+    """
+    usable = matrix.dtype is torch.float32 and not matrix.is_neg() and (matrix.stride(1) == 1 or matrix.shape[1] <= 1)
+    return matrix if usable else float32_words(matrix)
+
+
 def empty_words(shape: tuple[int, ...], form: Format) -> torch.Tensor:
     """Memory for one int32 pattern of `form` an element, to be filled by a kernel and read by `from_words`."""
     return torch.empty(shape, dtype=torch.float32 if form.bits == 32 else torch.int32)

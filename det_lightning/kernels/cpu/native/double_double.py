@@ -52,3 +52,12 @@ def multiply(a_high, a_low, b_high, b_low):
     """The product of two pairs, within 2^-102 of it."""
     high, error = two_product(a_high, b_high)
     return fast_two_sum(high, error + (a_high * b_low + a_low * b_high))
+
+
+@device_function
+def divide(a_high, a_low, b_high, b_low):
+    """The quotient of two pairs, within 2^-100 of it; its low part is zero if the high part is exact."""
+    high = a_high / b_high
+    product, product_low = multiply(high, 0.0, b_high, b_low)
+    rest, rest_low = add(a_high, a_low, -product, -product_low)
+    return fast_two_sum(high, (rest + rest_low) / b_high)

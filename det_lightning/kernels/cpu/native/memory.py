@@ -5,7 +5,6 @@
 
 from llvmlite import ir
 from numba import types
-from numba.core import cgutils
 from numba.extending import intrinsic
 from numba.np.arrayobj import populate_array
 
@@ -59,14 +58,21 @@ floats_2 = _view_intrinsic(types.float64, 2)
 """floats_2(address, rows, columns): float64 [rows, columns], row-major."""
 
 
-@intrinsic(prefer_literal=True)
-def stack_integers(typing_context, count):
-    """int64 [count] on the stack, uninitialised, for the time of the kernel's call; `count` is a constant."""
-    places = count.literal_value
-    array_type = types.Array(types.int64, 1, "C")
+def stack_intrinsic(dtype, item):
+    """An intrinsic that takes a constant count and gives an uninitialised array on the stack, for the kernel's call."""
+    array_type = types.Array(dtype, 1, "C")
 
     def generate(context, builder, signature, arguments):
-        slot = cgutils.alloca_once(builder, ir.ArrayType(_I64, places))
+        places = signature.args[0].literal_value
+        with builder.goto_entry_block():  # not cgutils.alloca_once, which fills it with zeros
+            slot = builder.alloca(ir.ArrayType(item, places))
         return _view(context, builder, array_type, builder.ptrtoint(slot, _I64), [ir.Constant(_I64, places)])
 
-    return array_type(count), generate
+    def on_stack(typing_context, count):
+        return array_type(count), generate
+
+    return intrinsic(prefer_literal=True)(on_stack)
+
+
+stack_integers = stack_intrinsic(types.int64, _I64)
+"""stack_integers(count): int64 [count] on the stack, uninitialised, for the time of the kernel's call; a constant."""

@@ -1,69 +1,164 @@
-"""Residues of integers for int8 matrix products, and the integers rebuilt from their int32 sums.
+"""Residues of integers for int8 matrix products, straight from the floats.
 
-`arithmetic.residue_int8` defines the moduli, the bounds and the reconstruction; the constants here are its numbers.
+`arithmetic.residue_int8` defines the moduli, the bounds and the reconstruction; the constants here are its numbers. An
+integer is cut into four limbs, v = sum over l of limb[l] * 2^(16 l) with |limb[l]| <= 2^15, and a residue is that of
+sum over l of limb[l] * c[l], c[l] the balanced residue of 2^(16 l) (times the fold): at most 4 * 2^15 * 2^7 = 2^24, so
+float32 holds every step exactly.
 """
-
-from math import prod
 
 import numpy as np
 
 from ....arithmetic.residue import balanced_residue
 from ....arithmetic.residue_int8 import MAXIMUM_MODULI, fold, moduli
-from .compiler import kernel
-from .integers import multiply_add_wide
-from .memory import integers_2, words_1
-from .residues import _ROUND, _halves, reduce, residue_of
-from .scan import SCAN_PLACES
-from .vectors import bytes_1
+from .bands import SCAN_PLACES, band_integer
+from .compiler import device_function, kernel
+from .memory import integers_1, integers_2, stack_integers, words_1
+from .vectors import bytes_1, prefer_widest_vectors, stack_float32s, stack_words
 
-_MODULI = np.array(moduli(MAXIMUM_MODULI), np.float64)
-_INVERSES = np.array([1 / p for p in moduli(MAXIMUM_MODULI)])
-_HIGH_PARTS = np.array([balanced_residue(1 << 31, p) for p in moduli(MAXIMUM_MODULI)], np.float64)
-_FOLDS = np.zeros((MAXIMUM_MODULI + 1, MAXIMUM_MODULI))
-_WEIGHTS = np.zeros((MAXIMUM_MODULI + 1, MAXIMUM_MODULI, 2), np.int64)
-_PRODUCTS = np.zeros((MAXIMUM_MODULI + 1, 2), np.int64)
-for _n in range(1, MAXIMUM_MODULI + 1):
-    _PRODUCTS[_n] = _halves(prod(moduli(_n)) % (1 << 128))
-    for _m, (_p, _f) in enumerate(zip(moduli(_n), fold(_n), strict=True)):
-        _FOLDS[_n, _m] = _f
-        _WEIGHTS[_n, _m] = _halves(prod(moduli(_n)) // _p)
+LIMBS, LIMB_BITS = 4, 16
+CHUNK = 1024
+"""Elements whose limbs are kept at a time: they stay in the first cache."""
+_KEPT = LIMBS * CHUNK
+
+PANEL, FOUR = 16, 4
+"""Bands of a panel, and the neighbouring terms that lie together in it."""
+_PANEL_TERMS = CHUNK // PANEL
+
+_ROUND = np.float32(12582912.0)
+"""1.5 * 2^23: adding and subtracting it rounds a float32 below 2^22 to an integer."""
+
+_PLAIN_MODULUS = 251
+"""v * (1 / p) in float32 is off by at most |v| / p * 2^-23, so v - rint(v / p) p by at most p / 2 + 2 for |v| <= 2^24:
+below 128 for p <= 251. A power of two has no error. The others are reduced a second time."""
+
+_MODULI = np.array(moduli(MAXIMUM_MODULI), np.float32)
+_INVERSES = np.array([1 / p for p in moduli(MAXIMUM_MODULI)], np.float32)
+_TWICE = np.array([p > _PLAIN_MODULUS and p & (p - 1) != 0 for p in moduli(MAXIMUM_MODULI)], np.int64)
+
+
+def _limb_factors() -> np.ndarray:
+    """c[count, m, l] for an operand folded among `count` moduli; count 0: not folded."""
+    table = np.zeros((MAXIMUM_MODULI + 1, MAXIMUM_MODULI, LIMBS), np.float32)
+    for count in range(MAXIMUM_MODULI + 1):
+        factors = fold(count) if count else (1,) * MAXIMUM_MODULI
+        for m, (p, factor) in enumerate(zip(moduli(count or MAXIMUM_MODULI), factors, strict=True)):
+            table[count, m] = [balanced_residue(factor << (LIMB_BITS * limb), p) for limb in range(LIMBS)]
+    return table
+
+
+_FACTORS = _limb_factors()
+_HALF, _MASK = 1 << (LIMB_BITS - 1), (1 << LIMB_BITS) - 1
+_BALANCE = sum(_HALF << (LIMB_BITS * limb) for limb in range(LIMBS - 1))
+
+
+@device_function
+def _fill_limbs(words, size, lowest, limbs):
+    """The limbs of bands lowest[k] of float32 patterns, limb l of element k at limbs[CHUNK l + k]; returns whether the
+    highest ones are all zero."""
+    tops = 0
+    for k in range(size):
+        value = band_integer(np.int64(words[k]), lowest[k]) + _BALANCE
+        top = value >> (3 * LIMB_BITS)
+        tops |= top
+        limbs[k] = np.float32(np.int32((value & _MASK) - _HALF))
+        limbs[CHUNK + k] = np.float32(np.int32(((value >> LIMB_BITS) & _MASK) - _HALF))
+        limbs[2 * CHUNK + k] = np.float32(np.int32(((value >> (2 * LIMB_BITS)) & _MASK) - _HALF))
+        limbs[3 * CHUNK + k] = np.float32(np.int32(top))
+    return tops == 0
+
+
+@device_function
+def _nearest(value, modulus, inverse):
+    """value minus a near multiple of the modulus."""
+    return value - ((value * inverse + _ROUND) - _ROUND) * modulus
+
+
+@device_function
+def _residues(limbs, size, short, m, folded_count, target):
+    """target[k] = a residue modulo modulus m of the integers whose limbs these are."""
+    factors = _FACTORS[folded_count, m]
+    a, b, c, d = factors[0], factors[1], factors[2], factors[3]
+    modulus, inverse = _MODULI[m], _INVERSES[m]
+    if _TWICE[m] != 0:
+        for k in range(size):
+            value = limbs[k] * a + limbs[CHUNK + k] * b
+            value += limbs[2 * CHUNK + k] * c + limbs[3 * CHUNK + k] * d
+            value = _nearest(value, modulus, inverse)
+            target[k] = np.int8(np.int32(_nearest(value, modulus, inverse)))
+    elif short:
+        for k in range(size):
+            value = limbs[k] * a + limbs[CHUNK + k] * b + limbs[2 * CHUNK + k] * c
+            target[k] = np.int8(np.int32(_nearest(value, modulus, inverse)))
+    else:
+        for k in range(size):
+            value = limbs[k] * a + limbs[CHUNK + k] * b
+            value += limbs[2 * CHUNK + k] * c + limbs[3 * CHUNK + k] * d
+            target[k] = np.int8(np.int32(_nearest(value, modulus, inverse)))
 
 
 @kernel
-def int8_residues_block(start, stop, scan_at, rows, terms, count, folded, out_at):
-    """out[m, i, k] = the residue of the scan's integers[i, k] modulo modulus m < count; out: int8 [count, rows, K].
+def int8_residues_block(
+    start, stop, terms, at, stride, rows_at, scan_at, bands, count, folded_count, out_at, out_terms, out_stride
+):  # fmt: skip
+    """out[m, band, k] = a residue, at most 128 in magnitude, of the band's integers[k] modulo modulus m < count.
 
-    `folded` says whether it is the residue of integer * fold.
+    at, stride: the operand; rows: int64 [bands], whose band it is; scan: of the bands. With `folded_count` > 0 it is
+    the residue of integer * fold among that many moduli. out: int8 [bands, out_terms], matrices `out_stride` bytes
+    apart; zeros fill terms .. out_terms - 1. Bands of rows with special values get residues that mean nothing.
     """
-    integers = integers_2(scan_at + 8 * SCAN_PLACES * rows, rows, terms)
-    for i in range(start, stop):
-        source = integers[i]
-        for m in range(count):
-            target = bytes_1(out_at + (m * rows + i) * terms, terms)
-            modulus, inverse, high_part, factor = _MODULI[m], _INVERSES[m], _HIGH_PARTS[m], _FOLDS[count, m]
-            if folded == 0:
-                for k in range(terms):
-                    target[k] = np.int8(np.int32(residue_of(source[k], high_part, modulus, inverse)))
-            else:
-                for k in range(terms):
-                    residue = residue_of(source[k], high_part, modulus, inverse)
-                    target[k] = np.int8(np.int32(reduce(residue * factor, modulus, inverse)))
+    prefer_widest_vectors()
+    rows, scan = integers_1(rows_at, bands), integers_2(scan_at, SCAN_PLACES, bands)
+    limbs, lowest = stack_float32s(_KEPT), stack_integers(CHUNK)
+    for band in range(start, stop):
+        for k in range(CHUNK):
+            lowest[k] = scan[0, band]
+        for chunk in range((out_terms + CHUNK - 1) // CHUNK):
+            k0 = chunk * CHUNK
+            size, out_size = min(CHUNK, max(terms - k0, 0)), min(CHUNK, out_terms - k0)
+            words = words_1(at + 4 * (rows[band] * stride + k0), size)
+            short = _fill_limbs(words, size, lowest, limbs)
+            for m in range(count):
+                target = bytes_1(out_at + m * out_stride + band * out_terms + k0, out_size)
+                _residues(limbs, size, short, m, folded_count, target)
+                for k in range(size, out_size):
+                    target[k] = np.int8(0)
 
 
 @kernel
-def int8_rebuild_block(start, stop, sums_at, elements, count, out_at):
-    """out[e] = `arithmetic.residue_int8.reconstruct` of sums[m, e] for m < count, modulo 2^128.
+def int8_panels_block(
+    start, stop, terms, at, stride, rows_at, scan_at, bands, count, folded_count, out_at, out_terms, out_stride
+):  # fmt: skip
+    """The same residues as the right operand of `native.amx_products`, for panels start .. stop - 1 of 16 bands.
 
-    sums: int32 [count, elements], out: int64 [elements, 2], the high half first.
+    out: int8 [panels, out_terms / 4, 16, 4], out_terms a multiple of 64. Bands that a panel lacks may hold anything.
     """
-    out = integers_2(out_at, elements, 2)
-    for e in range(start, stop):
-        high, low = 0, 0
-        fraction = 0.0
-        for m in range(count):
-            sums = words_1(sums_at + 4 * m * elements, elements)
-            t = reduce(np.float64(sums[e]), _MODULI[m], _INVERSES[m])
-            fraction += t * _INVERSES[m]
-            high, low = multiply_add_wide(high, low, np.int64(t), _WEIGHTS[count, m, 0], _WEIGHTS[count, m, 1])
-        multiple = np.int64((fraction + _ROUND) - _ROUND)
-        out[e, 0], out[e, 1] = multiply_add_wide(high, low, -multiple, _PRODUCTS[count, 0], _PRODUCTS[count, 1])
+    prefer_widest_vectors()
+    rows, scan = integers_1(rows_at, bands), integers_2(scan_at, SCAN_PLACES, bands)
+    limbs, lowest, words = stack_float32s(_KEPT), stack_integers(CHUNK), stack_words(CHUNK)
+    for k in range(CHUNK):
+        lowest[k], words[k] = 0, np.int32(0)
+    for panel in range(start, stop):
+        lanes = min(PANEL, bands - panel * PANEL)
+        for lane in range(lanes):
+            exponent = scan[0, panel * PANEL + lane]
+            for four in range(_PANEL_TERMS // FOUR):
+                for e in range(FOUR):
+                    lowest[(four * PANEL + lane) * FOUR + e] = exponent
+        for chunk in range(out_terms // _PANEL_TERMS):
+            k0 = chunk * _PANEL_TERMS
+            for lane in range(lanes):
+                row_at = at + 4 * (rows[panel * PANEL + lane] * stride + k0)
+                if k0 + _PANEL_TERMS <= terms:
+                    source = words_1(row_at, _PANEL_TERMS)
+                    for four in range(_PANEL_TERMS // FOUR):
+                        for e in range(FOUR):
+                            words[(four * PANEL + lane) * FOUR + e] = source[four * FOUR + e]
+                else:
+                    source = words_1(row_at, max(terms - k0, 0))
+                    for k in range(_PANEL_TERMS):
+                        word = source[k] if k0 + k < terms else np.int32(0)
+                        words[(k // FOUR * PANEL + lane) * FOUR + k % FOUR] = word
+            short = _fill_limbs(words, CHUNK, lowest, limbs)
+            for m in range(count):
+                target = bytes_1(out_at + m * out_stride + PANEL * (panel * out_terms + k0), CHUNK)
+                _residues(limbs, CHUNK, short, m, folded_count, target)

@@ -175,3 +175,27 @@ def round_128(high, low, exponent, significand_bits, exponent_bits):
     if half == 1 and (below or (significand & 1) == 1):
         significand += 1
     return encode(negative, significand, places, significand_bits, exponent_bits)
+
+
+@device_function
+def round_128_normal(high, low, exponent, significand_bits, exponent_bits):
+    """(bits of the float nearest to (high, low) * 2^exponent, whether they are right), without branches: they are right
+    where the float is a normal number. Requires: |(high, low)| < 2^127."""
+    sign = high >> 63
+    low = (low ^ sign) - sign
+    high = (high ^ sign) - (sign if low == 0 else 0)
+    wide = high != 0
+    top = high if wide else low
+    zeros = (64 - bit_length(top)) & 63
+    # The magnitude with its highest bit at the top of 64 bits; what lies below these only matters if it is not zero.
+    leading = (top << zeros) | (shift_right_logical(shift_right_logical(low, 1), 63 - zeros) if wide else 0)
+    below = 1 if wide and (low << zeros) != 0 else 0
+    cut = 64 - significand_bits
+    significand = shift_right_logical(leading, cut)
+    rest = (leading & ((1 << cut) - 1)) | below
+    significand += 1 if rest + (significand & 1) > 1 << (cut - 1) else 0
+    places = exponent + cut - zeros + (64 if wide else 0) - lowest_exponent(significand_bits, exponent_bits)
+    # A significand that was rounded up to a power of two carries into the exponent by itself.
+    bits = (places << (significand_bits - 1)) + significand
+    bits |= (sign & 1) << (significand_bits + exponent_bits - 1)
+    return bits, top != 0 and 0 <= places < (1 << exponent_bits) - 4

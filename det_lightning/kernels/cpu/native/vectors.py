@@ -9,22 +9,19 @@ from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
-from .memory import _view
+from .memory import _view, stack_intrinsic
 
 _I32, _I64 = ir.IntType(32), ir.IntType(64)
 
 
-@intrinsic(prefer_literal=True)
-def stack_floats(typing_context, count):
-    """float64 [count] on the stack, uninitialised, for the time of the kernel's call; `count` is a constant."""
-    places = count.literal_value
-    array_type = types.Array(types.float64, 1, "C")
+stack_floats = stack_intrinsic(types.float64, ir.DoubleType())
+"""stack_floats(count): float64 [count] on the stack, uninitialised, for the time of the kernel's call; a constant."""
 
-    def generate(context, builder, signature, arguments):
-        slot = cgutils.alloca_once(builder, ir.ArrayType(ir.DoubleType(), places))
-        return _view(context, builder, array_type, builder.ptrtoint(slot, _I64), [ir.Constant(_I64, places)])
+stack_float32s = stack_intrinsic(types.float32, ir.FloatType())
+"""stack_float32s(count): float32 [count]."""
 
-    return array_type(count), generate
+stack_words = stack_intrinsic(types.int32, _I32)
+"""stack_words(count): int32 [count]."""
 
 
 @intrinsic
@@ -55,7 +52,8 @@ def float_of_float32_pattern(typing_context, pattern):
 
 @intrinsic
 def add_in_any_order(typing_context, total, term):
-    """total + term, as a step of a sum whose every partial sum is exact: the compiler may regroup the sum."""
+    """total + term, as a step of a sum that the compiler may regroup: every partial sum is exact, or the result is a
+    bound with room for roundings."""
 
     def generate(context, builder, signature, arguments):
         return builder.fadd(*arguments, flags=("reassoc",))
@@ -81,6 +79,35 @@ def smaller_unsigned_word(typing_context, a, b):
         return builder.select(builder.icmp_unsigned("<", *arguments), *arguments)
 
     return types.int32(types.int32, types.int32), generate
+
+
+@intrinsic
+def smaller_word(typing_context, a, b):
+    """The smaller of two int32."""
+
+    def generate(context, builder, signature, arguments):
+        return builder.select(builder.icmp_signed("<", *arguments), *arguments)
+
+    return types.int32(types.int32, types.int32), generate
+
+
+@intrinsic
+def lowest_place(typing_context, pattern):
+    """The place of the lowest bit set of a finite float32 pattern, int32: 1 weighs 2^-149; 2^20 for a zero."""
+
+    def generate(context, builder, signature, arguments):
+        field = builder.and_(builder.lshr(arguments[0], ir.Constant(_I32, 23)), ir.Constant(_I32, 255))
+        subnormal = builder.icmp_unsigned("==", field, ir.Constant(_I32, 0))
+        hidden = builder.select(subnormal, ir.Constant(_I32, 0), ir.Constant(_I32, 1 << 23))
+        significand = builder.or_(builder.and_(arguments[0], ir.Constant(_I32, (1 << 23) - 1)), hidden)
+        place = builder.add(
+            builder.select(subnormal, ir.Constant(_I32, 1), field),
+            builder.cttz(significand, ir.Constant(cgutils.bool_t, 0)),
+        )
+        zero = builder.icmp_unsigned("==", significand, ir.Constant(_I32, 0))
+        return builder.select(zero, ir.Constant(_I32, 1 << 20), place)
+
+    return types.int32(types.int32), generate
 
 
 @intrinsic
@@ -120,3 +147,31 @@ bytes_1 = _vector_intrinsic(types.int8)
 
 float32s_1 = _vector_intrinsic(types.float32)
 """float32s_1(address, count): float32 [count]."""
+
+floats_1 = _vector_intrinsic(types.float64)
+"""floats_1(address, count): float64 [count]."""
+
+
+@intrinsic
+def prefer_widest_vectors(typing_context):
+    """Ask the compiler for 512-bit vectors in the kernel that says this, where the processor has them.
+
+    Its own choice is 256 bits. llvmlite does not know the attribute's name, so it is put past its check.
+    """
+
+    def generate(context, builder, signature, arguments):
+        set.add(builder.function.attributes, '"prefer-vector-width"="512"')
+        return context.get_dummy_value()
+
+    return types.none(), generate
+
+
+@intrinsic
+def square_root(typing_context, value):
+    """The float64 nearest to the root of `value`."""
+
+    def generate(context, builder, signature, arguments):
+        root = builder.module.declare_intrinsic("llvm.sqrt", [ir.DoubleType()])
+        return builder.call(root, arguments)
+
+    return types.float64(types.float64), generate

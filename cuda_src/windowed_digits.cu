@@ -1,0 +1,204 @@
+// architectures: sm_80 sm_89 sm_90 sm_100 sm_120
+// windowed digits: from and to full states, carrying, growing, rounding. Mirrors arithmetic/windowed_digits.py.
+//
+// words: int32 [count, elements], planes `plane` words apart; element e has base bases[e / columns]. Launch: one thread an
+// element, but for windowed_bounds.
+
+#include "certified_rounding.cuh"
+#include "long_accumulator.cuh"
+#include "rounding.cuh"
+
+constexpr int WORD_BITS = 26;
+constexpr int64 RADIX = 1ll << WORD_BITS, HALF = RADIX / 2;
+constexpr int64 NOTHING = 1 << 20;  // the lowest exponent reported for zeros alone; the highest one is its negative
+constexpr int MOST_WORDS_OF_128_BITS = 4;
+
+__device__ __forceinline__ int64 element_index() { return static_cast<int64>(blockIdx.x) * blockDim.x + threadIdx.x; }
+
+__device__ __forceinline__ void load_canonical(const int64* from, int64* state) {
+    for (int place = 0; place < NB; place++) state[place] = from[place];
+    normalise(state);
+}
+
+// 32 bits of a canonical state in two's complement, the sign continued without end.
+__device__ __forceinline__ uint32 digit_at(const int64* state, int64 j) {
+    if (j < DIGITS) return static_cast<uint32>(state[j]);
+    return static_cast<uint32>(j == DIGITS ? state[DIGITS - 1] >> 32 : state[DIGITS - 1] >> 63);
+}
+
+// low[row], high[row]: the values of a row are multiples of 2^low, smaller in magnitude than 2^high. Grid (rows, parts);
+// low and high hold NOTHING and -NOTHING at entry.
+extern "C" __global__ void windowed_bounds(const int64* states, int64 columns, int64* low, int64* high) {
+    int64 lowest = NOTHING, highest = -NOTHING;
+    int64 stride = static_cast<int64>(gridDim.y) * blockDim.x;
+    for (int64 e = static_cast<int64>(blockIdx.y) * blockDim.x + threadIdx.x; e < columns; e += stride) {
+        int64 state[NB];
+        load_canonical(states + (blockIdx.x * columns + e) * NB, state);
+        int j = 0;
+        while (j < DIGITS && state[j] == 0) j++;
+        if (j == DIGITS) continue;
+        lowest = min(lowest, static_cast<int64>(LOWEST_EXPONENT + 32 * j + __ffsll(state[j]) - 1));
+        // Two's complement: |value| < 2^(place of the highest bit that differs from the sign, plus one) or equal.
+        int64 sign = state[DIGITS - 1] >> 63, differing = state[DIGITS - 1] ^ sign;
+        int k = DIGITS - 1;
+        while (differing == 0 && k > 0) differing = state[--k] ^ (sign & DIGIT_MASK);
+        highest = max(highest, static_cast<int64>(LOWEST_EXPONENT + 32 * k + 64 - __clzll(differing) + (sign ? 1 : 0)));
+    }
+    for (int distance = 16; distance > 0; distance /= 2) {
+        lowest = min(lowest, __shfl_xor_sync(0xffffffffu, lowest, distance));
+        highest = max(highest, __shfl_xor_sync(0xffffffffu, highest, distance));
+    }
+    if (threadIdx.x % 32 == 0 && lowest <= highest) {
+        atomicMin(low + blockIdx.x, lowest);
+        atomicMax(high + blockIdx.x, highest);
+    }
+}
+
+// words = the values of states; misfits[0] becomes 1 if one lies outside the window.
+extern "C" __global__ void windowed_from_states(
+    const int64* states, int64 columns, const int64* bases, int* words, int64 plane, int64 count, int64* misfits,
+    int64 elements
+) {
+    int64 e = element_index();
+    if (e >= elements) return;
+    int64 state[NB];
+    load_canonical(states + e * NB, state);
+    int64 place = bases[e / columns] - LOWEST_EXPONENT, j = place >> 5;
+    int r = place & 31;
+    int64 below = j < DIGITS ? state[j] & ((1ll << r) - 1) : 0;
+    for (int k = 0; k < DIGITS && k < j; k++) below |= state[k];
+    int64 carry = 0;
+    for (int64 word = 0; word < count; word++) {
+        uint64 two = static_cast<uint64>(digit_at(state, j + 1)) << 32 | digit_at(state, j);
+        int64 field = static_cast<int64>(two >> r & (RADIX - 1)) + carry;
+        carry = field >= HALF;
+        words[word * plane + e] = static_cast<int>(field - (carry << WORD_BITS));
+        place += WORD_BITS;
+        j = place >> 5, r = place & 31;
+    }
+    // What is left above, sign included, plus the carry, must be nothing.
+    uint32 sign = state[DIGITS - 1] < 0 ? ~0u : 0;
+    uint32 above = (digit_at(state, j) ^ sign) >> r;
+    for (int64 k = j + 1; k <= DIGITS; k++) above |= digit_at(state, k) ^ sign;
+    if (below || above || (carry != 0) != (sign != 0)) misfits[0] = 1;
+}
+
+// state += the value of element e. Requires: base >= -298; digits of the state move by less than 2^33 a word.
+__device__ __forceinline__ void add_words(int64* state, const int* words, int64 plane, int64 count, int64 e, int64 base) {
+    int64 place = base - LOWEST_EXPONENT;
+    for (int64 word = 0; word < count; word++, place += WORD_BITS) {
+        int64 value = words[word * plane + e], j = place >> 5;
+        int r = place & 31;
+        if (j < DIGITS - 1) {
+            state[j] += value << r & DIGIT_MASK;
+            state[j + 1] += value << r >> 32;
+        } else if (32 * (j - (DIGITS - 1)) + r < 64) {
+            // The last digit is exact modulo 2^64, and the whole value fits it.
+            state[DIGITS - 1] += static_cast<int64>(static_cast<uint64>(value) << (32 * (j - (DIGITS - 1)) + r));
+        }
+    }
+}
+
+// states [elements, NB] += the values, left canonical.
+extern "C" __global__ void windowed_add_to_states(
+    const int* words, int64 plane, int64 count, int64 columns, const int64* bases, int64* states, int64 elements
+) {
+    int64 e = element_index();
+    if (e >= elements) return;
+    int64 state[NB];
+    load_canonical(states + e * NB, state);
+    add_words(state, words, plane, count, e, bases[e / columns]);
+    normalise(state);
+    for (int place = 0; place < NB; place++) states[e * NB + place] = state[place];
+}
+
+// out = the values of words of any size on bases that are lower_by[row] >= 0 smaller, in normal form; misfits[0] becomes
+// 1 if out_count words do not hold one.
+extern "C" __global__ void windowed_grow(
+    const int* words, int64 plane, int64 count, int64 columns, const int64* lower_by, int* out, int64 out_plane,
+    int64 out_count, int64* misfits, int64 elements
+) {
+    int64 e = element_index();
+    if (e >= elements) return;
+    int64 shift = lower_by[e / columns], skipped = shift / WORD_BITS;
+    int r = static_cast<int>(shift % WORD_BITS);
+    bool misfit = false;
+    for (int64 word = 0; word < min(skipped, out_count); word++) out[word * out_plane + e] = 0;
+    int64 carry = 0;  // |value| < 2^31 * 2^25 and |carry| < 2^32
+    for (int64 word = 0; word < max(count, out_count - skipped); word++) {
+        int64 value = carry + (word < count ? static_cast<int64>(words[word * plane + e]) << r : 0);
+        carry = (value + HALF) >> WORD_BITS;
+        int64 kept = value - (carry << WORD_BITS);
+        if (word + skipped < out_count) out[(word + skipped) * out_plane + e] = static_cast<int>(kept);
+        else misfit |= kept != 0;
+    }
+    if (misfit || carry) misfits[0] = 1;
+}
+
+// Carries in place: words below the last come into [-2^25, 2^25). overflows[0] becomes 1 if a last one is outside.
+// Requires: |words| < 2^31 - 2^7.
+extern "C" __global__ void windowed_carry(int* words, int64 plane, int64 count, int64* overflows, int64 elements) {
+    int64 e = element_index();
+    if (e >= elements) return;
+    int64 carry = 0;
+    for (int64 word = 0; word < count; word++) {
+        int64 value = words[word * plane + e] + carry;
+        carry = (value + HALF) >> WORD_BITS;
+        words[word * plane + e] = static_cast<int>(word < count - 1 ? value - (carry << WORD_BITS) : value);
+    }
+    if (carry) overflows[0] = 1;
+}
+
+// |value| / divisor with every bit that a rounding could see: (quotient) * 2^exponent, its last bit set if anything is cut.
+// Requires: value != 0; 1 <= divisor < 2^31. Ensures: quotient < 2^127, at least 2^95 unless the division is by one.
+__device__ __forceinline__ unsigned __int128 divided(unsigned __int128 value, uint32 divisor, int& exponent) {
+    uint64 high = static_cast<uint64>(value >> 64), low = static_cast<uint64>(value);
+    int moved = (high ? __clzll(static_cast<int64>(high)) : 64 + __clzll(static_cast<int64>(low))) - 1;
+    value <<= moved;
+    exponent -= moved;
+    unsigned __int128 quotient = 0;
+    uint64 remainder = 0;
+    for (int limb = 3; limb >= 0; limb--) {
+        uint64 current = remainder << 32 | static_cast<uint32>(value >> (32 * limb));
+        quotient = quotient << 32 | current / divisor;
+        remainder = current % divisor;
+    }
+    return quotient | (remainder != 0);
+}
+
+// out[e] = (the sum over operands of their values of element e) / denominator, rounded once.
+// table: int64 [operands, 2], the address of an operand's words and the distance of its planes; all share count and bases.
+// Requires: 1 <= denominator < 2^31, 1 <= operands < 2^16, |words| <= 2^31.
+extern "C" __global__ void windowed_round(
+    const int64* table, int64 operands, int64 count, int64 columns, const int64* bases, void* out, int64 out_format,
+    int64 denominator, int64 elements
+) {
+    int64 e = element_index();
+    if (e >= elements) return;
+    int code = static_cast<int>(out_format), exponent = static_cast<int>(bases[e / columns]);
+    Format format = format_of(code);
+    uint32 bits;
+    if (count <= MOST_WORDS_OF_128_BITS) {
+        // Below 2^(31 + 16 + 78 + 1).
+        __int128 value = 0;
+        for (int64 word = count - 1; word >= 0; word--) {
+            int64 sum = 0;
+            for (int64 i = 0; i < operands; i++)
+                sum += reinterpret_cast<const int*>(table[2 * i])[word * table[2 * i + 1] + e];
+            value = (value << WORD_BITS) + sum;
+        }
+        if (denominator != 1 && value != 0) {
+            bool negative = value < 0;
+            unsigned __int128 magnitude = negative ? -static_cast<unsigned __int128>(value) : static_cast<unsigned __int128>(value);
+            __int128 quotient = static_cast<__int128>(divided(magnitude, static_cast<uint32>(denominator), exponent));
+            value = negative ? -quotient : quotient;
+        }
+        round_within(value, exponent, 0.0f, format, bits);
+    } else {
+        int64 state[NB] = {};
+        for (int64 i = 0; i < operands; i++)
+            add_words(state, reinterpret_cast<const int*>(table[2 * i]), table[2 * i + 1], count, e, exponent);
+        bits = finalize(state, denominator, format);
+    }
+    store_bits(out, e, code, bits);
+}

@@ -1,0 +1,77 @@
+"""Activation checkpointing: what is computed again in the backward pass runs under the contract too, with the same random
+numbers, so that it moves no bit. Of torch's two kinds the reentrant one adds gradients in another order and is refused.
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, nullcontext
+from typing import Any
+
+import torch
+import torch.utils.checkpoint as stock
+
+from det_lightning.errors import UncoveredError
+
+_REENTRANT = (
+    'strategy="det" covers activation checkpointing of the non-reentrant kind only; the reentrant one adds gradients in '
+    "another order. Write checkpoint(function, *inputs, use_reentrant=False), or for a Hugging Face model "
+    'gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False}).'
+)
+_HOOKS = 'strategy="det" does not cover hooks on saved tensors other than activation checkpointing; remove them.'
+_switches = torch._C._autograd
+
+
+class _Refused:
+    @staticmethod
+    def apply(*args: Any, **kwargs: Any) -> Any:
+        raise UncoveredError(_REENTRANT)
+
+
+@contextmanager
+def covered_checkpointing(again: Callable[[], Callable[[], Any]]) -> Iterator[None]:
+    """Within, torch's checkpoint() computes again under the contract, and other hooks on saved tensors are refused.
+
+    Args:
+        again: called where a checkpointed region begins; what it returns is called for a context in which the region is
+            computed again.
+    """
+    generator, function = stock._checkpoint_without_reentrant_generator, stock.CheckpointFunction
+
+    def covered(fn, preserve_rng_state=True, context_fn=stock.noop_context_fn, *rest, **kwargs):
+        recomputation = again()
+
+        def contexts():
+            forward, recompute = (
+                context_fn() if context_fn is not stock.noop_context_fn else (nullcontext(), nullcontext())
+            )
+            return forward, _both(recompute, recomputation)
+
+        inner = generator(fn, preserve_rng_state, contexts, *rest, **kwargs)
+
+        def run():
+            _switches._saved_tensors_hooks_enable()
+            try:
+                yield from inner
+            finally:
+                _switches._saved_tensors_hooks_disable(_HOOKS)
+
+        return run()
+
+    before = _switches._saved_tensors_hooks_get_disabled_error_message()
+    stock._checkpoint_without_reentrant_generator, stock.CheckpointFunction = covered, _Refused
+    _switches._saved_tensors_hooks_disable(_HOOKS)
+    try:
+        yield
+    finally:
+        stock._checkpoint_without_reentrant_generator, stock.CheckpointFunction = generator, function
+        if before is None:
+            _switches._saved_tensors_hooks_enable()
+        else:
+            _switches._saved_tensors_hooks_disable(before)
+
+
+@contextmanager
+def _both(first: Any, second: Callable[[], Any]) -> Iterator[None]:
+    with ExitStack() as stack:
+        stack.enter_context(first)
+        stack.enter_context(second())
+        yield

@@ -1,0 +1,110 @@
+"""Means, weighted means and sums over items, whose division waits for the exact sum over the whole global batch.
+
+value = RN(exact sum of the items / exact denominator); the backward pass hands each item the gradient UNDIVIDED.
+`exact_mean` outside a strategy has no later division and divides the gradient by the number of items.
+"""
+
+from fractions import Fraction
+
+import torch
+from torch.autograd.function import once_differentiable
+from torch.overrides import handle_torch_function, has_torch_function
+
+from ..errors import InputError
+from .digits import digits_value
+from .loss import exact_mean as mean_of_all
+from .quotient import det_quotient
+from .reduction import det_sum_partial
+
+
+class _Undivided(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, values, result):
+        ctx.shape = values.shape
+        return result.clone()
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, gradient):
+        return gradient.expand(ctx.shape), None
+
+
+class _Selected(torch.autograd.Function):
+    """values[mask]; what is left out gets no gradient, and its NaN reaches nothing."""
+
+    @staticmethod
+    def forward(ctx, values, mask):
+        ctx.save_for_backward(mask)
+        return values[mask]
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, gradient):
+        (mask,) = ctx.saved_tensors
+        result = torch.zeros(mask.shape, dtype=gradient.dtype, device=gradient.device)
+        result[mask] = gradient
+        return result, None
+
+
+def undivided(values: torch.Tensor, digits: torch.Tensor, denominator: torch.Tensor) -> torch.Tensor:
+    """The quotient of exact sums over one micro-batch, float32 without dimensions; its gradient is not divided.
+
+    Args:
+        values: the items, any shape, float32.
+        digits: int64 [NB], their exact sum.
+        denominator: int64 [NB], what it is divided by; not negative.
+    """
+    return _Undivided.apply(values, quotient_of(digits, denominator).to(values.device))
+
+
+def quotient_of(digits: torch.Tensor, denominator: torch.Tensor) -> torch.Tensor:
+    """RN(value of digits / value of denominator) of two states [NB], float32 without dimensions.
+
+    A denominator that is no finite number makes the canonical NaN.
+    """
+    number = digits_value(denominator.cpu())
+    if not isinstance(number, Fraction):
+        return torch.tensor(float("nan"), dtype=torch.float32, device=digits.device)
+    return det_quotient(digits, number)
+
+
+def selected(values: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+    """[kept] the items where `mask` (bool, the same shape) is true; differentiable once."""
+    return _Selected.apply(values, mask)
+
+
+def item_digits(values: torch.Tensor) -> torch.Tensor:
+    """int64 [NB]: the exact sum of all items."""
+    return det_sum_partial(values.detach().reshape(-1), dim=0)
+
+
+def exact_mean(values: torch.Tensor, mask: torch.Tensor | None = None) -> torch.Tensor:
+    """The mean of per-item losses: exact sum, exact count, one rounding. Under `strategy="det"` it is the mean over the
+    items of the whole global batch.
+
+    Args:
+        values: any shape, one value an item, float32.
+        mask: bool of the same shape; False leaves an item out, of the sum and of the count.
+
+    Returns:
+        A tensor without dimensions; the mean of nothing is NaN.
+
+    Raises:
+        InputError: another dtype or shape.
+    """
+    operands = (values,) if mask is None else (values, mask)
+    if has_torch_function(operands):
+        return handle_torch_function(exact_mean, operands, values, mask)
+    if mask is None:
+        return mean_of_all(values)
+    check_mask(values, mask)
+    return mean_of_all(selected(values, mask))
+
+
+def check_mask(values: torch.Tensor, mask: torch.Tensor) -> None:
+    """Raises InputError unless `mask` says for every item whether it counts."""
+    if mask.dtype is not torch.bool or mask.shape != values.shape:
+        raise InputError(
+            f"exact_mean takes a bool mask of the values' shape {list(values.shape)}, got {mask.dtype} "
+            f"{list(mask.shape)}. Write exact_mean(values, mask.bool().expand_as(values))"
+        )
