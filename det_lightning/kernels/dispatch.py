@@ -72,12 +72,14 @@ class _Family:
 def _device_type(family: str, name: str, arguments: tuple) -> str:
     """ "cpu" or "cuda"; raises InputError where tensors lie on several devices."""
     devices = {argument.device for argument in arguments if isinstance(argument, torch.Tensor)}
+    if len(devices) == 1:
+        return next(iter(devices)).type
     if len(devices) > 1:
         listed = ", ".join(sorted(str(device) for device in devices))
         raise InputError(
             f"{family}.{name}: the tensors are on several devices ({listed}); move them to one with .to(...)"
         )
-    return next(iter(devices)).type if devices else "cpu"
+    return "cpu"
 
 
 @cache
