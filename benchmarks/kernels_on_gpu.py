@@ -237,7 +237,7 @@ def main() -> int:
     compile_everything()
     result["products"] = [product_row(*case) for case in PRODUCTS]
     result["digits"] = windowed_rows()
-    result["digests"] = digest_rows()
+    result["streams"] = digest_rows()
     target.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
     if "--no-tests" not in sys.argv:
         result["tests"] = test_outcomes()
