@@ -39,7 +39,11 @@ def det_matmul(
 def _batched(left, right, a, b, dtype, engine) -> torch.Tensor:
     rows, terms, columns = left.shape[-2], left.shape[-1], right.shape[-1]
     if left.dim() == right.dim() == 2:
-        return det_gemm(left, right.t(), dtype=dtype, engine=engine)
+        other = right.t()
+        if engine not in ENGINES or is_traced(left, other):
+            return det_gemm(left, other, dtype=dtype, engine=engine)
+        # What det_gemm would check has been checked.
+        return kernels_of("gemm").gemm(left, other, None, output_form("det_matmul", dtype), engine)
     if right.dim() == 2:
         # One product: the leading dimensions of `a` are more rows.
         flat = left.reshape(left.shape[:-1].numel(), terms)
