@@ -121,7 +121,7 @@ def outcomes(split: Split) -> dict[str, Outcome]:
 
 
 @pytest.mark.parametrize("name", LOSSES)
-def test_the_loss_and_the_weights_do_not_depend_on_the_split(name):
+def test_C03_C04_C36_the_loss_and_the_weights_do_not_depend_on_the_split(name):
     first, *others = (outcomes(split)[name] for split in SPLITS)
     for outcome in others:
         assert outcome.weights == first.weights
@@ -142,7 +142,7 @@ def test_it_is_the_stock_loss_up_to_rounding(name):
     assert abs(np.frombuffer(ours.losses[0], np.float32) / np.frombuffer(stock.losses[0], np.float32) - 1) < 1e-5
 
 
-def test_the_stock_strategy_fails_the_same_check():
+def test_C03_C36_the_stock_strategy_fails_the_same_check():
     """A token mean under ddp is a mean of means: two micro-batches and one differ by more than rounding."""
     whole, halves = (
         train(0, 1, free_port(), run_of("tokens", split, strategy="ddp")) for split in (Split(1, 12, 1), Split(1, 6, 2))
