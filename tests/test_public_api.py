@@ -20,6 +20,7 @@ PUBLIC_NAMES = [
     "det_log",
     "det_sum",
     "exact_mean",
+    "random",
 ]
 COMMANDS = ["bisect", "demo", "diff", "replay", "show", "verify"]
 

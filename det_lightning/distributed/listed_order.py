@@ -33,7 +33,7 @@ class Listing:
 
     def __init__(self, sampler: Iterable[Any], *, batched: bool, seed: int, told: Iterable[Any] = ()):
         self.sampler, self.batched, self.seed = sampler, batched, seed
-        self._told = [sampler, *told]
+        self._told = [sampler, *told, getattr(sampler, "sampler", None)]  # the last: what a batch sampler draws from
 
     def __call__(self, epoch: int) -> tuple[np.ndarray, np.ndarray | None]:
         """(int64 [n] indices in their order, int64 [steps + 1] where each batch begins and the last one ends, or None)."""

@@ -62,7 +62,7 @@ class BatchFree:
                 args = (args[0], torch.tensor(args[1], dtype=args[0].dtype, device=args[0].device))
             result = func(*args, **kwargs)
             made = result if isinstance(result, (tuple, list)) else (result,)
-            if not any(isinstance(value, Tensor) and value.is_floating_point() for value in made):
+            if not any(isinstance(v, Tensor) and v.is_floating_point() and v.requires_grad for v in made):
                 return True, result
             if name not in _COVERED or kwargs.get("alpha", 1) != 1 or kwargs.get("rounding_mode") is not None:
                 return False, None

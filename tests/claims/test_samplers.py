@@ -98,7 +98,11 @@ def fit(rank, world_size, port, run: Run):
     return train(rank, world_size, port, replace(run, loaders=run.build().train_dataloader()))
 
 
-@pytest.mark.parametrize("make", [by_budget, told, weighted, own_generator], ids=lambda make: make.__name__)
+@pytest.mark.parametrize(
+    "make",
+    [by_budget, told, *(pytest.param(make, marks=pytest.mark.slow) for make in (weighted, own_generator))],
+    ids=lambda make: make.__name__,
+)
 def test_C26_a_samplers_order_is_kept_at_every_split_and_resume(make, tmp_path):
     options = {} if make is by_budget else {"options": {"seed": 6, "global_batch": 8}}
     whole = fit(0, 1, free_port(), replace(run_of(make, Split(1, 8, 1)), **options))

@@ -284,6 +284,25 @@ def test_random_augmentation_after_the_transfer_is_refused_without_samples(draw)
         fit(build)
 
 
+def test_what_a_hook_does_to_a_batch_is_seen_or_refused():
+    def before(self, batch, dataloader_idx):
+        return (batch[0] * torch.rand(()), batch[1]) if self.trainer.training else batch
+
+    def in_place(self, batch, batch_idx):
+        batch[0].mul_(2.0)
+
+    def covered(self, batch, dataloader_idx):
+        return batch[0] * 2.0, batch[1]
+
+    with pytest.raises(UncoveredError, match="random call rand, called in the LightningModule itself"):
+        fit(type("Before", (Network,), {"on_before_batch_transfer": before}))
+    with pytest.raises(UncoveredError, match="changed in on_train_batch_start"):
+        fit(type("InPlace", (Network,), {"on_train_batch_start": in_place}))
+    module = type("Covered", (Network,), {"on_before_batch_transfer": covered})()
+    assert fit(lambda: module).weights[1] != fit(Network).weights[1]
+    assert "_on_before_batch_transfer" not in module.__dict__
+
+
 class NoisyData(torch.utils.data.Dataset):
     def __init__(self, count: int):
         self.data = spread_samples(count)
@@ -620,7 +639,7 @@ LOADERS = {
     "a batch sampler with a state": (
         DataLoader(SOME, batch_sampler=BatchSampler(Stateful(), 4, False)),
         UncoveredError,
-        "Stateful lists other samples",
+        "BatchSampler lists other samples",
     ),
     "no samples": (DataLoader(SOME, 4, sampler=[]), UncoveredError, "lists no samples"),
     "no batches": (DataLoader(SOME, batch_size=None), UncoveredError, "batch_size=None"),
@@ -671,6 +690,7 @@ def everything(self, batch, batch_idx):
     h = F.relu(h, inplace=True) + h.detach() * 0.5
     h = h * (h > 0.01) - torch.zeros_like(h)
     h = F.linear(h, self.square.weight) / 2.0
+    assert not torch.zeros_like(self.square.weight).any() and self.square.weight.numel() == HIDDEN**2
     parts = h.new_zeros(len(h), HIDDEN)
     parts[:, :4] = h[:, :4]
     logits = self.output(torch.stack([h, parts]).unbind(0)[0])
