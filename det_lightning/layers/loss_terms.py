@@ -20,8 +20,8 @@ from det_lightning.ops.means import item_digits, quotient_of, undivided
 MOST_MEANS = 8
 MOST_DENOMINATORS = 4
 STATISTIC = (
-    "a mean over the micro-batch: its value depends on how the global batch is cut into micro-batches. It may be logged; "
-    "for the loss or a buffer, compute it over the data set before training."
+    "a mean, an extreme or another arrangement of the samples of the micro-batch: it depends on how the global batch is cut "
+    "into micro-batches. It may be logged; for the loss or a buffer, compute it in the data set or before training."
 )
 _IDENTITIES = frozenset("clone squeeze view reshape contiguous positive alias float double to type detach data".split())
 _COMMUTATIVE = frozenset("mul rmul multiply".split())

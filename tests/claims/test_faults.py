@@ -26,7 +26,10 @@ class Flip(Callback):
                 pl_module.output.weight.view(torch.int32)[2, 3] ^= 1 << 18
 
 
-@pytest.mark.parametrize(("world", "who"), [(2, r"ranks \[0, 1\] differ"), (3, "rank 1 differs")])
+TWO = pytest.param(2, r"ranks \[0, 1\] differ", marks=pytest.mark.slow)
+
+
+@pytest.mark.parametrize(("world", "who"), [(3, "rank 1 differs"), TWO])
 def test_C59_a_flipped_bit_stops_the_run_at_that_step_and_is_named(world, who):
     run = Run(split=Split(world, 24 // world, 1), steps=6, callbacks=(Flip(),))
     with pytest.raises(Failed, match=rf"{who} from the others in output\.weight \[5, 16\] after optimizer step 3"):
@@ -77,7 +80,7 @@ class Terminated(Callback):
             os.kill(os.getpid(), signal.SIGTERM)
 
 
-@pytest.mark.parametrize("world", [1, 2])
+@pytest.mark.parametrize("world", [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_a_termination_within_a_step_loses_and_doubles_nothing(world, tmp_path):
     saver = ModelCheckpoint(tmp_path, save_on_exception=True, every_n_train_steps=100, filename="saved")
     run = Run(

@@ -95,6 +95,7 @@ class Run:
         checkpoint: file to save after the fit, or None.
         save_every: steps between checkpoints that ModelCheckpoint writes beside `checkpoint`, or None.
         resume: checkpoint to start from, or None.
+        accelerator: Lightning's name of what computes, "cpu" or "gpu".
     """
 
     split: Split = Split(1, 24, 1)
@@ -114,6 +115,7 @@ class Run:
     save_every: int | None = None
     resume: Path | None = None
     callbacks: tuple[Callback, ...] = ()
+    accelerator: str = "cpu"
 
 
 @dataclass(frozen=True)
@@ -185,7 +187,7 @@ def train(rank: int, world_size: int, port: int, run: Run) -> Outcome:
         )
     trainer = Trainer(
         **{
-            "accelerator": "cpu",
+            "accelerator": run.accelerator,
             "devices": world_size,
             "strategy": strategy,
             "accumulate_grad_batches": run.split.accumulate,

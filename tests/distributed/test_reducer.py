@@ -292,7 +292,7 @@ def exchange_all(rank: int, world_size: int, port: int):
 
 
 @pytest.mark.parametrize("world_size", [1, 2, 3, 4])
-def test_words_levels_and_buckets_give_the_bits_of_the_sum_of_full_digits(world_size):
+def test_C06_C17_words_levels_and_buckets_give_the_bits_of_the_sum_of_full_digits(world_size):
     counts = on_ranks(world_size, exchange_all)
     assert set(counts) == {3 * 4 * (6 if world_size == 4 else 4)}
 
