@@ -25,6 +25,7 @@ def recipe(trainer: Any, module: torch.nn.Module) -> dict[str, Any]:
         "contract": CONTRACT_VERSION,
         "arithmetic": "det" if order is not None else f"stock {type(strategy).__name__}",
         "precision": str(trainer.precision),
+        **({"lost_claims": list(lost)} if (lost := getattr(strategy, "lost_claims", None)) else {}),
         **({} if order is not None else {"seed": _seed(), "accumulate": trainer.accumulate_grad_batches}),
         "model": model_digest(module, getattr(strategy, "_swapped", {})),
         "optimizers": [_optimizer(optimizer) for optimizer in trainer.optimizers],

@@ -63,6 +63,7 @@ class WeightLedger(Callback):
         self._gradients = StartedDigests({})
         self._pending: Callable[[], None] | None = None  # writes the record whose digests are still under way
         self._rates: list[str] = []
+        self._facts: Any = None  # what the strategy says of the step that is about to be made
 
     @property
     def recording(self) -> dict[str, int]:
@@ -96,25 +97,29 @@ class WeightLedger(Callback):
         if trainer.is_global_zero:
             self._writer = self._open(trainer, pl_module)
             if self._writer.step is None:
-                self._append(trainer, pl_module, loss=None)
+                self._append(trainer, pl_module)
 
     def on_before_optimizer_step(self, trainer, pl_module, optimizer) -> None:
+        self._record_finished_step(trainer, pl_module, None)  # of another optimizer within this batch
         if self._writer is None:
             return
+        self._facts = getattr(trainer.strategy, "step_facts", None)
         self._rates = [float_bits(float(group["lr"])) for group in optimizer.param_groups]
         if self._is_due("gradients", trainer.global_step + 1):
             self._gradients = StartedDigests(named_states(pl_module, [])["gradients"])
 
     def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx) -> None:
+        self._record_finished_step(trainer, pl_module, outputs)
+
+    def _record_finished_step(self, trainer, pl_module, outputs: Any) -> None:
         if trainer.global_step == self._step:
             return
         self._step = trainer.global_step
         if self._writer is not None:
             self.flush()
             self._note_checkpoints(trainer)
-            facts = getattr(trainer.strategy, "step_facts", None)
-            loss = facts.loss if facts is not None else outputs["loss"] if isinstance(outputs, dict) else outputs
-            self._append(trainer, pl_module, loss=loss)
+            loss = outputs.get("loss") if isinstance(outputs, dict) else outputs
+            self._append(trainer, pl_module, stock_loss=loss)
 
     def on_train_end(self, trainer, pl_module) -> None:
         if self._writer is not None:
@@ -158,9 +163,9 @@ class WeightLedger(Callback):
             resumed_from=state or None,
         )
 
-    def _append(self, trainer, pl_module, *, loss: torch.Tensor | None) -> None:
-        strategy, first = trainer.strategy, loss is None
-        facts = None if first else getattr(strategy, "step_facts", None)
+    def _append(self, trainer, pl_module, *, stock_loss: torch.Tensor | None = None) -> None:
+        strategy, first = trainer.strategy, self._writer.step is None
+        facts = None if first else self._facts
         clip = None if first else getattr(trainer.precision_plugin, "clip", None)
         agree = {
             "step": self._step,
@@ -171,7 +176,8 @@ class WeightLedger(Callback):
             "clip": None if clip is None else {"norm": float_bits(clip[0]), "coefficient": float_bits(clip[1])},
         }
         started = self._start(trainer, pl_module)
-        fetched = None if first else Fetched(loss)
+        loss = stock_loss if facts is None else facts.loss
+        fetched = None if loss is None else Fetched(loss)
         loggers = trainer.loggers if self._log and self._step % trainer.log_every_n_steps == 0 else []
 
         def write() -> None:

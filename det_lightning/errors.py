@@ -34,3 +34,15 @@ class ReplicaError(DetError, RuntimeError):
     def __init__(self, message: str, *, step: int, ranks: dict[int, tuple[str, ...]]):
         super().__init__(message)
         self.step, self.ranks = step, ranks
+
+
+class FaultError(DetError, RuntimeError):
+    """A result or a state is not what exact arithmetic says it is.
+
+    `rank`, `step`, `layer`: where; `kind`: "product", "gradient digits" or "memory"; `verdict`: "transient" or "persistent"
+    where the work was done again, else None.
+    """
+
+    def __init__(self, message: str, *, rank: int, step: int, layer: str, kind: str, verdict: str | None):
+        super().__init__(message)
+        self.rank, self.step, self.layer, self.kind, self.verdict = rank, step, layer, kind, verdict

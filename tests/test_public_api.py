@@ -10,6 +10,7 @@ import det_lightning
 PUBLIC_NAMES = [
     "DetLinear",
     "DetStrategy",
+    "FaultGuard",
     "LedgerGuard",
     "PlainLedger",
     "ReplicaGuard",

@@ -16,7 +16,7 @@ from det_lightning.ledger.compare import HEADER_PARTS, Difference
 from det_lightning.ledger.explanation import explanation
 
 _OPERATIONS_SHOWN = 60
-_TENSORS_SHOWN = 40
+_TENSORS_SHOWN = 15
 
 
 def html_report(report: Report) -> str:
@@ -30,10 +30,10 @@ def html_report(report: Report) -> str:
         _section("Losses", _legend(), loss_picture(report.curves, step)),
         _section("Headers", _headers(report)),
     ]
-    if found.first is not None:
-        parts.append(_section(f"Step {step}", _difference(found.first)))
     if report.finding is not None:
         parts.append(_section("Inside the step", _finding(report.finding)))
+    if found.first is not None:
+        parts.append(_section(f"Step {step}", _difference(found.first)))
     parts.append(
         _section(
             "Tensors over the steps",

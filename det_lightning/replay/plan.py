@@ -9,6 +9,7 @@ from det_lightning.ledger.store import LedgerReader
 from det_lightning.replay.run import ReplayPlan
 from det_lightning.replay.step_recorder import Recording
 
+MOST_PROCESSES, MOST_MICRO_BATCHES = 256, 1 << 16
 _STOCK = ("stock SingleDeviceStrategy", "stock DDPStrategy")
 
 
@@ -39,7 +40,7 @@ def plan_replay(
         raise InputError(f"the range {start} to {stop} is not within the ledger's steps {first} to {last}")
     if (world is not None and world < 1) or (accumulate is not None and accumulate < 1):
         raise InputError(f"world and accumulate are at least 1, got {world} and {accumulate}")
-    recorded = reference.environment["world_size"], reference.environment["accumulate"]
+    recorded = _split(reference)
     if world is None:
         world, accumulate = recorded[0], accumulate or recorded[1]
     accumulate = accumulate or -(-recorded[0] * recorded[1] // world)
@@ -62,6 +63,18 @@ def plan_replay(
         override=entry,
         recording=recording,
     )
+
+
+def _split(reference: LedgerReader) -> tuple[int, int]:
+    """(world size, accumulation) of the recorded run."""
+    split = tuple(reference.environment.get(name) for name in ("world_size", "accumulate"))
+    most = MOST_PROCESSES, MOST_MICRO_BATCHES
+    if not all(type(each) is int and 1 <= each <= limit for each, limit in zip(split, most, strict=True)):
+        raise LedgerError(
+            f"{reference.path} says world size {split[0]!r:.20} and accumulation {split[1]!r:.20}; a replay runs at most "
+            f"{most[0]} processes and {most[1]} micro-batches a step"
+        )
+    return split
 
 
 def _refuse_other_arithmetic(reference: LedgerReader, recorded_split: bool) -> None:

@@ -109,7 +109,8 @@ def run_plan(plan: ReplayPlan, progress: Callable[[int], None] | None = None) ->
 def _compare(reference: LedgerReader, candidate: LedgerReader, start: int | None) -> ReplayResult:
     begun = candidate.first_step if candidate.resumed_from is None else candidate.resumed_from["step"]
     first_compared = max(candidate.first_step, begun if start is None else start)
-    for step in range(first_compared, candidate.last_step + 1):
+    # With several optimizers a batch may go beyond the step that was asked for.
+    for step in range(first_compared, min(candidate.last_step, reference.last_step) + 1):
         difference = difference_at(reference, candidate, step)
         if difference.found:
             return ReplayResult(False, difference, candidate.last_step - begun, begun)

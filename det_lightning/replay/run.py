@@ -120,7 +120,9 @@ def _strategy(plan: ReplayPlan, rank: int, port: int) -> dict[str, Any]:
                 cluster_environment=given_ranks(rank, plan.world_size, port),
                 global_batch=data["global_batch"],
                 seed=data["seed"],
+                stock_optimizers=bool(recipe.get("lost_claims")),
             ),
+            "precision": recipe.get("precision", "32-true"),
             "accumulate_grad_batches": plan.accumulate,
             "limit_train_batches": None if steps is None else steps * plan.accumulate,
         }

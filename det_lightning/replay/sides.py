@@ -184,6 +184,7 @@ def _outcome(reference: LedgerReader, again: LedgerReader, step: int) -> Outcome
     last = again.last_step
     if last is None:
         raise DetError(f"the replay of {reference.path} ran no step; its entry may end before step {step}")
+    last = min(last, step)  # with several optimizers a batch may go beyond the step
     record, own = again.record(last), reference.record(last)
     difference = difference_at(reference, again, last)
     differs = [each.name for each in (*difference.fields, *difference.roots) if not each.one_sided]

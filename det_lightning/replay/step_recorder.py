@@ -41,7 +41,9 @@ class StepRecorder(Callback):
         self.after = _Last(self)
 
     def on_train_batch_start(self, trainer, pl_module, batch, batch_idx) -> None:
-        if trainer.global_step != self.recording.step - 1:
+        # By hand, several optimizers may step within one batch; the one that is asked for is recorded with the others.
+        steps = 1 if pl_module.automatic_optimization else max(1, len(trainer.optimizers))
+        if not trainer.global_step < self.recording.step <= trainer.global_step + steps:
             return
         rank = trainer.global_rank
         if self._stack is None:
@@ -76,7 +78,7 @@ class StepRecorder(Callback):
         """After the step's last callback."""
         if self.recorder is None:
             return
-        if trainer.global_step != self.recording.step:
+        if trainer.global_step < self.recording.step:
             self.recorder.phase = "forward"
             return
         self.recorder.phase = "end"

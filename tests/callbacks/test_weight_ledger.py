@@ -1,5 +1,6 @@
 """The ledger callback: it changes nothing, survives a kill, continues a resumed run, and refuses another run's directory."""
 
+import json
 import os
 import signal
 import time
@@ -8,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 from det_lightning.callbacks.weight_ledger import WeightLedger
-from lightning.pytorch import Trainer
+from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import Callback, ModelCheckpoint
 from lightning.pytorch.strategies import DDPStrategy
 
@@ -19,6 +20,7 @@ from det_lightning.replay.run import QUIET_TRAINER, quiet_lightning
 from det_lightning.strategies.lightning_strategy import DetStrategy
 from tests.claims.processes import Background, Failed, in_new_process
 from tests.claims.trainings import Run, train
+from tests.cli.golden_cases import answer
 from tests.replay.recorded import build
 
 
@@ -300,3 +302,68 @@ def test_an_interval_below_one_is_refused():
         WeightLedger("nowhere", kinds={"weights": 0})
     with pytest.raises(InputError, match="leaves_every_n_steps"):
         WeightLedger("nowhere", leaves_every_n_steps=0)
+
+
+class TwoOptimizers(LightningModule):
+    """Two networks that are stepped one after the other, by hand, as in adversarial training."""
+
+    def __init__(self, doubled_from: int | None):
+        super().__init__()
+        self.automatic_optimization = False
+        self.doubled_from = doubled_from
+        self.one, self.other = torch.nn.Linear(8, 4), torch.nn.Linear(8, 4)
+        with torch.no_grad():
+            for parameter in self.parameters():
+                parameter.copy_(torch.arange(parameter.numel()).reshape(parameter.shape) % 5 / 8 - 0.25)
+
+    def training_step(self, batch, batch_idx):
+        x, y = batch
+        for network, optimizer in zip((self.one, self.other), self.optimizers(), strict=True):
+            optimizer.zero_grad()
+            logits = network(x)
+            if self.doubled_from is not None and self.trainer.global_step + 1 >= self.doubled_from:
+                logits = logits * 2.0
+            self.manual_backward(torch.nn.functional.cross_entropy(logits, y))
+            optimizer.step()
+
+    def configure_optimizers(self):
+        return [torch.optim.SGD(self.one.parameters(), lr=0.25), torch.optim.SGD(self.other.parameters(), lr=0.125)]
+
+
+def build_two(doubled_from: int | None = None):
+    return TwoOptimizers(doubled_from), build()[1]
+
+
+def fit_two(path: Path, strategy: str, doubled_from: int | None = None) -> None:
+    quiet_lightning()
+    module, loader = build_two(doubled_from)
+    entry = "tests.callbacks.test_weight_ledger:build_two"
+    callbacks = [WeightLedger(path, entry=entry, entry_arguments={"doubled_from": doubled_from})]
+    chosen = DetStrategy(seed=4) if strategy == "det" else "auto"
+    Trainer(accelerator="cpu", devices=1, strategy=chosen, max_steps=8, callbacks=callbacks, **QUIET_TRAINER).fit(
+        module, loader
+    )
+
+
+@pytest.mark.parametrize("strategy", ["det", "auto"])
+def test_every_step_of_several_optimizers_has_a_record(tmp_path, strategy):
+    in_new_process(fit_two, tmp_path / "a", strategy)
+    with LedgerReader(tmp_path / "a") as reader:
+        assert (reader.first_step, reader.last_step, reader.verify_chain().sound) == (0, 8, True)
+        records = [reader.leaves(record, "weights") for record in reader.records()]
+        for step in range(1, 9):
+            changed = {name for name in records[step] if records[step][name] != records[step - 1][name]}
+            assert changed == {f"{'one' if step % 2 else 'other'}.{kind}" for kind in ("weight", "bias")}
+        rates = [reader.record(step).agree["learning_rates"] for step in (1, 2)]
+        assert rates == [["3fd0000000000000"], ["3fc0000000000000"]]
+
+
+def test_a_change_is_found_in_the_step_of_the_second_optimizer(tmp_path):
+    in_new_process(fit_two, tmp_path / "a", "det")
+    in_new_process(fit_two, tmp_path / "b", "det", 4)
+    code, out, err = in_new_process(answer, ["bisect", str(tmp_path / "a"), str(tmp_path / "b"), "--replay", "--json"])
+    told = json.loads(out)
+    assert (code, told["first"]["step"], told["inside"]["verdict"]) == (1, 4, "found"), err
+    assert {each["name"] for each in told["first"]["tensors"]} == {"other.weight", "other.bias"}
+    assert told["inside"]["difference"]["candidate"]["name"] == "aten.mul.Tensor"
+    assert in_new_process(replay, tmp_path / "a").matched

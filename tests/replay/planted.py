@@ -147,6 +147,7 @@ def record(
     port: int | None = None,
     saved: Path | None = None,
     seed: int = 4,
+    precision: str = "32-true",
     **options,
 ) -> None:
     """Trains STEPS steps and records them."""
@@ -162,6 +163,7 @@ def record(
             "auto": lambda: "auto",
         }[strategy](),
         max_steps=STEPS,
+        precision=precision,
         callbacks=[
             *callbacks,
             *([FaultInjector(*fault)] if fault else []),

@@ -71,6 +71,13 @@ CASES = [
     ),
     Planted("code", PLANTED_STEP, ALL, {"kind": "argument", "name": "aten.mul.Tensor", "module": ""}),
     Planted(
+        "code",
+        PLANTED_STEP,
+        ALL,
+        {"kind": "argument", "name": "aten.mul.Tensor"},
+        options={"precision": "bf16-mixed"},
+    ),
+    Planted(
         "rank",
         PLANTED_STEP,
         ALL,
