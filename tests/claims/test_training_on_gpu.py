@@ -59,3 +59,14 @@ def test_one_gpu_gives_the_bytes_of_the_cpu(split):
 @pytest.mark.parametrize("split", [Split(2, 6, 1), Split(2, 2, 3)], ids=str)
 def test_two_gpus_over_nccl_give_the_bytes_of_the_cpu(split):
     assert_all_same(split)
+
+
+@pytest.mark.multi_gpu
+@pytest.mark.skipif(GPUS < 2, reason="needs two GPUs")
+def test_ddp_ends_elsewhere_on_two_gpus():
+    run = Run(strategy="ddp", accelerator="gpu")
+    ends = [
+        on_ranks(split.world_size, train_each, [replace(run, split=split)], [])[0][0].weights[-1]
+        for split in (Split(1, 24, 1), Split(2, 12, 1))
+    ]
+    assert ends[0] != ends[1]
