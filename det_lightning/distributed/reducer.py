@@ -16,7 +16,7 @@ import torch.distributed as dist
 from det_lightning.arithmetic.formats import NB
 from det_lightning.distributed.buckets import BUCKET_ELEMENTS, fill_buckets
 from det_lightning.distributed.exchange import Exchange
-from det_lightning.distributed.local_sum import LocalSum
+from det_lightning.distributed.local_sum import DigitPool, LocalSum
 from det_lightning.distributed.pipeline import Pipeline
 from det_lightning.distributed.tally import Tally
 from det_lightning.distributed.waiting import wait
@@ -73,6 +73,7 @@ class GradientReducer:
         self._device = device
         self._pipeline = Pipeline(device)
         self._tally = Tally(means)
+        self._pool = DigitPool()
         self._places: dict[int, tuple[int, int, int]] = {}  # id -> place, bucket, offset
         for number, bucket in enumerate(self.buckets):
             for place, offset in zip(bucket.places, bucket.offsets, strict=True):
@@ -184,7 +185,7 @@ class GradientReducer:
         key = (group, number)
         if key not in self._local:
             bucket = self.buckets[number]
-            self._local[key] = LocalSum(bucket.elements, bucket.device)
+            self._local[key] = LocalSum(bucket.elements, bucket.device, self._pool)
         return self._local[key]
 
     def _settle(self) -> None:
