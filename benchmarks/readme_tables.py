@@ -3,6 +3,7 @@
 `python benchmarks/readme_tables.py` rewrites them; with `--check` it only says whether they are up to date (exit code 1).
 """
 
+import ast
 import json
 import re
 import sys
@@ -57,18 +58,23 @@ def bisect() -> str:
 
 def measurements() -> str:
     parts = []
-    zen, xeon = load("cpu-arithmetic.json"), load("cpu-arithmetic-xeon.json")
-    pairs = [pair for pair in zip(zen["rows"], xeon["rows"], strict=True) if pair[1]["target"] is not None]
+    cpu = load("cpu-arithmetic.json")
     rows = [
-        f"| {ours['work']} | {ours['ratio']:.1f} | {theirs['ratio']:.1f} | {theirs['target']} | {ours['against']} |"
-        for ours, theirs in pairs
+        f"| {row['work']} | {row['ratio']:.1f} | {row['target']} | {row['against']} |"
+        for row in cpu["rows"]
+        if row["target"] is not None
     ]
+    repdl = load("against-repdl.json")
+    theirs, ours = repdl["rows"][0], repdl["rows"][1]
     parts.append(
-        "Exact arithmetic on the CPU, time as a multiple of the stock operation in the same process (medians of seven), on "
-        "two cores without and with int8 instructions (AVX2 | AMX), beside what is aimed at:\n\n"
-        "| work | AVX2 | AMX | aim | against |\n|---|---|---|---|---|\n"
+        "Exact arithmetic on two cores of a CPU, time as a multiple of the stock operation in the same process (medians of "
+        "seven), beside what is aimed at. [docs/cpu.md](docs/cpu.md) says how it works.\n\n"
+        "| work | ratio | aim | against |\n|---|---|---|---|\n"
         + "\n".join(rows)
-        + f"\n\n<sub>AVX2: {origin(zen)}<br>AMX: {origin(xeon)}</sub>"
+        + f"\n\n<sub>{origin(cpu)}</sub>\n\n"
+        + f"Beside RepDL's reproducible CPU product, {theirs['work'].removeprefix('repdl ')}: `det_gemm` is "
+        f"{ours['repdl_over_this']:.0f} times as fast, with a largest error of {ours['largest_error']:.1e} instead of "
+        f"{theirs['largest_error']:.1e} (relative to the exact value or to 1).\n\n<sub>{origin(repdl)}</sub>"
     )
     result = load("kernels-h200.json")
     rows = [
@@ -76,20 +82,49 @@ def measurements() -> str:
         f"| {row['tops']:.0f} |"
         for row in result["products"]
     ]
-    streams = [
-        f"| {row['work']} | {100 * row['share_of_copy']:.0f} % |" for row in result["streams"] if "share_of_copy" in row
-    ]
     parts.append(
         "Exact products on one GPU, time as a multiple of cuBLAS float32 (TF32 off) in the same process, small products as "
         f"replays of a CUDA graph; {result['tests']['passed']} tests compare bytes with the CPU, "
         f"{len(result['tests']['not_passed'])} failed. [docs/cuda.md](docs/cuda.md) says what bounds each line.\n\n"
         "| product | of cuBLAS float32 | of cuBLAS bfloat16 | int8 TOPS inside |\n|---|---|---|---|\n"
         + "\n".join(rows)
-        + "\n\n| other operations | of a device copy's bandwidth |\n|---|---|\n"
-        + "\n".join(streams)
+        + "".join(
+            f"\n\n{row['work']}: {100 * row['share_of_copy']:.0f} % of a device copy's bandwidth."
+            for row in result["streams"]
+            if row["work"].startswith("digest")
+        )
+        + f"\n\n<sub>{origin(result)}</sub>"
+    )
+    result = load("streams-h200.json")
+    rows = [f"| {row['work']} | {100 * row['share_of_copy']:.0f} % | {aim(row['aim'])} |" for row in result["rows"]]
+    parts.append(
+        "Operations that memory bounds on the same GPU, bytes read and written over time, as a share of what a copy of 1 GiB"
+        " reaches in the same process; 2^28 float32 numbers unless said:\n\n| operation | of a copy | aim |\n|---|---|---|\n"
+        + "\n".join(rows)
         + f"\n\n<sub>{origin(result)}</sub>"
     )
     return "\n\n".join(parts)
+
+
+def aim(share: float | None) -> str:
+    return "" if share is None else f"{100 * share:.0f} %"
+
+
+def seed() -> str:
+    """The claims in the docstrings of tests/claims/test_seed_card.py, each beside its test and where that runs."""
+    name = "tests/claims/test_seed_card.py"
+    rows = []
+    for node in ast.parse((ROOT / name).read_text(encoding="utf-8")).body:
+        if isinstance(node, ast.FunctionDef) and node.name.startswith("test_"):
+            marks = " ".join(ast.unparse(mark) for mark in node.decorator_list)
+            where = "2 processes, 2 GPUs" if "multi_gpu" in marks else "CPU, GPU"
+            rows.append(f"| {ast.get_docstring(node)} | {where} | `{node.name}` |")
+    return (
+        f"`{name}` holds the claims of [det-train](https://huggingface.co/phanerozoic/det-train)'s card, and "
+        "`tests/claims/test_exported_kernel.py` its usage code, which runs as it stands on "
+        "`python examples/export_kernel.py`, loaded by `kernels.get_local_kernel`:\n\n"
+        "| claim | on | test |\n|---|---|---|\n" + "\n".join(rows)
+    )
 
 
 def coverage() -> str:
@@ -116,7 +151,14 @@ def block(lines: list[str]) -> str:
     return "```text\n" + "\n".join(line.rstrip() for line in lines) + "\n```"
 
 
-PARTS = {"failure": failure, "demo": demo, "bisect": bisect, "measurements": measurements, "coverage": coverage}
+PARTS = {
+    "failure": failure,
+    "demo": demo,
+    "bisect": bisect,
+    "measurements": measurements,
+    "seed": seed,
+    "coverage": coverage,
+}
 
 
 def main() -> int:

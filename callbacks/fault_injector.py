@@ -7,21 +7,22 @@ from det_lightning.errors import InputError
 
 
 class FaultInjector(Callback):
-    """Flips one bit on every rank once; place it before the WeightLedger that is to notice.
+    """Flips one bit once; place it before the WeightLedger that is to notice.
 
     Args:
         step: the optimizer step after which the bit is flipped, from 1.
         parameter: name of a float32 parameter.
         index: flat index of the element in row-major order.
         bit: 0 (lowest bit of the significand) to 31 (sign).
+        rank: the only rank on which it is flipped; None for all.
 
     Raises:
         InputError: at the start of training, if there is no such place.
     """
 
-    def __init__(self, step: int, parameter: str, index: int, bit: int):
+    def __init__(self, step: int, parameter: str, index: int, bit: int, *, rank: int | None = None):
         super().__init__()
-        self.step, self.parameter, self.index, self.bit = step, parameter, index, bit
+        self.step, self.parameter, self.index, self.bit, self.rank = step, parameter, index, bit, rank
         self._done = False
 
     def on_train_start(self, trainer, pl_module) -> None:
@@ -39,6 +40,8 @@ class FaultInjector(Callback):
         if self._done or trainer.global_step != self.step:
             return
         self._done = True
+        if self.rank is not None and trainer.global_rank != self.rank:
+            return
         target = dict(pl_module.named_parameters())[self.parameter]
         mask = (1 << self.bit) - (1 << 32 if self.bit == 31 else 0)
         with torch.no_grad():

@@ -11,7 +11,7 @@ import torch
 from blake3 import blake3
 
 from det_lightning.kernels.dispatch import cpu_kernels
-from det_lightning.ledger.record import canonical_json, float_bits
+from det_lightning.ledger.record import canonical_json, float_bits, with_float_bits
 
 CONTRACT_VERSION = 1
 _PACKAGES = ("det-lightning", "torch", "lightning", "pytorch-lightning", "numpy", "numba", "scikit-learn")
@@ -25,6 +25,8 @@ def recipe(trainer: Any, module: torch.nn.Module) -> dict[str, Any]:
         "contract": CONTRACT_VERSION,
         "arithmetic": "det" if order is not None else f"stock {type(strategy).__name__}",
         "precision": str(trainer.precision),
+        **({"lost_claims": list(lost)} if (lost := getattr(strategy, "lost_claims", None)) else {}),
+        **({} if order is not None else {"seed": _seed(), "accumulate": trainer.accumulate_grad_batches}),
         "model": model_digest(module, getattr(strategy, "_swapped", {})),
         "optimizers": [_optimizer(optimizer) for optimizer in trainer.optimizers],
         "schedulers": [_scheduler(config) for config in trainer.lr_scheduler_configs],
@@ -71,6 +73,31 @@ def model_digest(module: torch.nn.Module, swapped: dict[str, type]) -> str:
         for name, parameter in module.named_parameters()
     }
     return blake3(canonical_json([classes, parameters])).hexdigest()
+
+
+def entry_of(trainer: Any, function: str | None, arguments: dict[str, Any] | None) -> dict[str, Any]:
+    """How to build the run again: the function, its arguments, the seed it was built under, the Trainer's arguments."""
+    if not function:
+        return {}
+    clip, algorithm = trainer.gradient_clip_val, trainer.gradient_clip_algorithm
+    return {
+        "function": function,
+        "arguments": with_float_bits(arguments or {}),
+        "seed": _seed(),
+        "seed_workers": os.environ.get("PL_SEED_WORKERS") == "1",
+        "trainer": {
+            "max_steps": trainer.max_steps,
+            "max_epochs": trainer.max_epochs,
+            "gradient_clip_val": None if clip is None else float_bits(float(clip)),
+            "gradient_clip_algorithm": None if algorithm is None else str(getattr(algorithm, "value", algorithm)),
+        },
+    }
+
+
+def _seed() -> int | None:
+    """That of `seed_everything`, if it was called."""
+    seed = os.environ.get("PL_GLOBAL_SEED", "")
+    return int(seed) if seed.isdigit() else None
 
 
 def _optimizer(optimizer: torch.optim.Optimizer) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 import os
 import time
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 from warnings import warn
@@ -10,11 +11,11 @@ import numpy as np
 import torch
 from blake3 import blake3
 from det_lightning.callbacks.lightning_namespace import Callback
-from det_lightning.callbacks.run_header import environment, recipe
+from det_lightning.callbacks.run_header import entry_of, environment, recipe
+from det_lightning.callbacks.run_states import Fetched, StartedDigests, named_states, schedule_of
 
 from det_lightning.errors import InputError
-from det_lightning.ledger.digest import tensor_digest
-from det_lightning.ledger.record import KINDS, float_bits
+from det_lightning.ledger.record import KINDS, float_bits, root
 from det_lightning.ledger.store import LedgerWriter
 
 
@@ -28,10 +29,14 @@ class WeightLedger(Callback):
             `det-lightning replay` builds the run again.
         entry_arguments: keyword arguments of that function; numbers, strings, lists and dicts.
         kinds: which tensors get a digest each: of "weights", "gradients" (reduced, before clipping), "optimizer",
-            "buffers".
+            "buffers". A mapping says every how many steps: {"weights": 1, "optimizer": 100}.
+        leaves_every_n_steps: single digests are kept at these steps only, and of the others the roots; so much smaller is
+            the ledger of a long run. A difference then leads to a tensor by a replay.
+        log: hand trace and roots to the Trainer's loggers too, as numbers in [0, 1), every `log_every_n_steps`: two runs
+            whose curves coincide are the same.
 
     Raises:
-        InputError: an unknown kind.
+        InputError: an unknown kind, or an interval below 1.
         LedgerError: at the start of a fit, if the directory holds another run's ledger.
     """
 
@@ -41,30 +46,47 @@ class WeightLedger(Callback):
         *,
         entry: str | None = None,
         entry_arguments: dict[str, Any] | None = None,
-        kinds: tuple[str, ...] = KINDS,
+        kinds: Iterable[str] | Mapping[str, int] = KINDS,
+        leaves_every_n_steps: int = 1,
+        log: bool = True,
     ):
         super().__init__()
-        unknown = sorted(set(kinds) - set(KINDS))
-        if unknown:
-            raise InputError(f"WeightLedger records {', '.join(KINDS)}; it does not know {', '.join(unknown)}")
+        self._every = schedule_of(kinds)
+        if type(leaves_every_n_steps) is not int or leaves_every_n_steps < 1:
+            raise InputError(f"leaves_every_n_steps is {leaves_every_n_steps!r}; give a whole number from 1")
         self.path = Path(path)
-        self._entry = {"function": entry, "arguments": entry_arguments or {}} if entry else {}
-        self._kinds = tuple(kinds)
+        self._leaves_every, self._log = leaves_every_n_steps, log
+        self._entry = entry, entry_arguments
         self._writer: LedgerWriter | None = None
         self._state: dict[str, Any] = {}  # step and trace of the last record, for checkpoints
         self._step = 0
-        self._gradients: dict[str, bytes] = {}
+        self._gradients = StartedDigests({})
+        self._pending: Callable[[], None] | None = None  # writes the record whose digests are still under way
         self._rates: list[str] = []
+        self._facts: Any = None  # what the strategy says of the step that is about to be made
+
+    @property
+    def recording(self) -> dict[str, int]:
+        """kind -> every how many steps; for the header, so that a replay records the same."""
+        return {**self._every, "leaves": self._leaves_every}
 
     @property
     def state_key(self) -> str:
         return "WeightLedger"  # not the path: a replay continues the trace of a checkpoint in a directory of its own
 
     def state_dict(self) -> dict[str, Any]:
+        self.flush()
         return dict(self._state)
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self._state = dict(state)
+
+    def flush(self) -> None:
+        """Writes the last record now. On a CUDA device it otherwise waits for the end of the next step, so that the device
+        never does."""
+        write, self._pending = self._pending, None
+        if write is not None:
+            write()
 
     def setup(self, trainer, pl_module, stage: str) -> None:
         if stage == "fit" and hasattr(trainer.strategy, "record_samples"):
@@ -75,42 +97,53 @@ class WeightLedger(Callback):
         if trainer.is_global_zero:
             self._writer = self._open(trainer, pl_module)
             if self._writer.step is None:
-                self._append(trainer, pl_module, loss=None)
+                self._append(trainer, pl_module)
 
     def on_before_optimizer_step(self, trainer, pl_module, optimizer) -> None:
+        self._record_finished_step(trainer, pl_module, None)  # of another optimizer within this batch
         if self._writer is None:
             return
+        self._facts = getattr(trainer.strategy, "step_facts", None)
         self._rates = [float_bits(float(group["lr"])) for group in optimizer.param_groups]
-        if "gradients" in self._kinds:
-            self._gradients = {
-                name: tensor_digest(parameter.grad)
-                for name, parameter in pl_module.named_parameters()
-                if parameter.grad is not None
-            }
+        if self._is_due("gradients", trainer.global_step + 1):
+            self._gradients = StartedDigests(named_states(pl_module, [])["gradients"])
 
     def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx) -> None:
+        self._record_finished_step(trainer, pl_module, outputs)
+
+    def _record_finished_step(self, trainer, pl_module, outputs: Any) -> None:
         if trainer.global_step == self._step:
             return
         self._step = trainer.global_step
         if self._writer is not None:
+            self.flush()
             self._note_checkpoints(trainer)
-            facts = getattr(trainer.strategy, "step_facts", None)
-            loss = facts.loss if facts is not None else outputs["loss"] if isinstance(outputs, dict) else outputs
-            self._append(trainer, pl_module, loss=loss)
+            loss = outputs.get("loss") if isinstance(outputs, dict) else outputs
+            self._append(trainer, pl_module, stock_loss=loss)
 
     def on_train_end(self, trainer, pl_module) -> None:
         if self._writer is not None:
+            self.flush()
             self._note_checkpoints(trainer)
             self._writer.close()
 
     def teardown(self, trainer, pl_module, stage: str) -> None:
-        """After an exception the ledger stays open-ended: it does not say that the run was finished."""
+        self._end()
+
+    def on_exception(self, trainer, pl_module, exception: BaseException) -> None:
+        """The ledger stays open-ended: it does not say that the run was finished."""
+        self._end()
+
+    def _end(self) -> None:
         if self._writer is not None:
-            self._writer.abandon()
-            self._writer = None
+            try:
+                self.flush()
+            finally:
+                self._writer.abandon()
+                self._writer = self._pending = None
 
     def _open(self, trainer, pl_module) -> LedgerWriter:
-        here = environment(trainer)
+        here = environment(trainer) | {"recording": self.recording}
         # Of this run only: the callback may have recorded another one before.
         state = self._state if self._state.get("step") == trainer.global_step else {}
         if state and (self.path / "ledger.jsonl").exists():
@@ -126,48 +159,59 @@ class WeightLedger(Callback):
             self.path,
             recipe=recipe(trainer, pl_module),
             environment=here,
-            entry={**self._entry, "trainer": _trainer_arguments(trainer)} if self._entry else {},
+            entry=entry_of(trainer, *self._entry),
             resumed_from=state or None,
         )
 
-    def _append(self, trainer, pl_module, *, loss: torch.Tensor | None) -> None:
-        strategy, first = trainer.strategy, loss is None
-        facts = None if first else getattr(strategy, "step_facts", None)
+    def _append(self, trainer, pl_module, *, stock_loss: torch.Tensor | None = None) -> None:
+        strategy, first = trainer.strategy, self._writer.step is None
+        facts = None if first else self._facts
         clip = None if first else getattr(trainer.precision_plugin, "clip", None)
         agree = {
             "step": self._step,
             "epoch": facts.slice.epoch if facts is not None else trainer.current_epoch,
             "sample_ids": None if facts is None else _ids_digest(strategy.training_data.order, facts.slice),
             "sample_bytes": None if facts is None or facts.sample_digest is None else f"{facts.sample_digest:016x}",
-            "loss": None if loss is None else float_bits(loss.detach()),
             "learning_rates": [] if first else self._rates,
             "clip": None if clip is None else {"norm": float_bits(clip[0]), "coefficient": float_bits(clip[1])},
         }
-        record = self._writer.append(agree, self._leaves(trainer, pl_module), {"time_ns": time.time_ns()})
-        self._state = {"step": record.step, "trace": record.trace}
-        self._gradients = {}
+        started = self._start(trainer, pl_module)
+        loss = stock_loss if facts is None else facts.loss
+        fetched = None if loss is None else Fetched(loss)
+        loggers = trainer.loggers if self._log and self._step % trainer.log_every_n_steps == 0 else []
 
-    def _leaves(self, trainer, pl_module) -> dict[str, dict[str, bytes]]:
-        names = {id(parameter): name for name, parameter in pl_module.named_parameters()}
-        tensors: dict[str, dict[str, torch.Tensor]] = {
-            "weights": dict(pl_module.named_parameters()),
-            "buffers": dict(pl_module.named_buffers()),
-            "optimizer": {
-                f"{names.get(id(parameter), 'unnamed')}.{key}": value
-                for optimizer in trainer.optimizers
-                for parameter, state in optimizer.state.items()
-                for key, value in state.items()
-                if isinstance(value, torch.Tensor)
-            },
-        }
-        leaves = {
-            kind: {name: tensor_digest(tensor.detach()) for name, tensor in named.items()}
-            for kind, named in tensors.items()
-            if kind in self._kinds
-        }
-        if "gradients" in self._kinds:
-            leaves["gradients"] = self._gradients
-        return leaves
+        def write() -> None:
+            agree["loss"] = None if fetched is None else float_bits(fetched.tensor())
+            self._write(agree, {kind: each.result() for kind, each in started.items()}, loggers)
+
+        self._pending, self._gradients = write, StartedDigests({})
+        if not self._defers(pl_module):
+            self.flush()
+
+    def _write(self, agree: dict[str, Any], leaves: dict[str, dict[str, bytes]], loggers: Iterable[Any]) -> None:
+        step = agree["step"]
+        agree["roots"] = {kind: None for kind in self._every if kind not in leaves}
+        if step % self._leaves_every:
+            agree["roots"] |= {kind: root(digests) for kind, digests in leaves.items()}
+            leaves = {}
+        record = self._writer.append(agree, leaves, {"time_ns": time.time_ns()})
+        self._state = {"step": record.step, "trace": record.trace}
+        numbers = {"trace": record.trace} | {kind: value for kind, value in record.agree["roots"].items() if value}
+        for logger in loggers:
+            logger.log_metrics({f"ledger/{name}": as_number(value) for name, value in numbers.items()}, step)
+
+    @staticmethod
+    def _defers(pl_module: torch.nn.Module) -> bool:
+        """Whether a record is written one step late."""
+        return any(parameter.is_cuda for parameter in pl_module.parameters())
+
+    def _is_due(self, kind: str, step: int) -> bool:
+        return kind in self._every and step % self._every[kind] == 0
+
+    def _start(self, trainer, pl_module) -> dict[str, StartedDigests]:
+        states = named_states(pl_module, trainer.optimizers)
+        due = [kind for kind in self._every if self._is_due(kind, self._step)]
+        return {kind: self._gradients if kind == "gradients" else StartedDigests(states[kind]) for kind in due}
 
     def _note_checkpoints(self, trainer) -> None:
         saved = getattr(trainer.strategy, "saved_checkpoints", [])
@@ -175,6 +219,11 @@ class WeightLedger(Callback):
             step, path = saved.pop(0)
             if os.path.isfile(path):
                 self._writer.checkpoint(step, path, _file_digest(path))
+
+
+def as_number(digest: str) -> float:
+    """The first 48 bits of a digest in hex as a number in [0, 1), for a curve: equal for equal digests."""
+    return int(digest[:12], 16) / 2**48
 
 
 def _ids_digest(order: Any, here: Any) -> str:
@@ -186,16 +235,3 @@ def _file_digest(path: str) -> str:
     hasher = blake3()
     hasher.update_mmap(path)
     return hasher.hexdigest()
-
-
-def _trainer_arguments(trainer) -> dict[str, Any]:
-    """The Trainer arguments that belong to the recipe, for replay."""
-    clip = trainer.gradient_clip_val
-    return {
-        "max_steps": trainer.max_steps,
-        "max_epochs": trainer.max_epochs,
-        "gradient_clip_val": None if clip is None else float_bits(float(clip)),
-        "gradient_clip_algorithm": None
-        if trainer.gradient_clip_algorithm is None
-        else str(getattr(trainer.gradient_clip_algorithm, "value", trainer.gradient_clip_algorithm)),
-    }

@@ -33,3 +33,16 @@ __constant__ double EXP_TERMS[EXP_DEGREE + 1][2] = {
     {0x1.71b8ef6dcf572p-66, -0x1.d043ae40c4647p-120},  // 1 / 21!
     {0x1.0ce396db7f853p-70, -0x1.aebcdbd20331cp-124},  // 1 / 22!
 };
+
+constexpr double INVERSE_ROOT_2_PI = 0x1.9884533d43651p-2, INVERSE_ROOT_2_PI_LOW = -0x1.cbc0d30ebfd15p-56;
+
+// Phi(-a) = e^(-a^2 / 2) p(t) / (1 + a), t = (a - 5) / (a + 5): the coefficients of p, as in arithmetic/normal_tail.py.
+constexpr int TAIL_DEGREE = 22;
+__constant__ double TAIL_TERMS[TAIL_DEGREE + 1] = {
+    0x1.d8979b0f2b39dp-2, -0x1.76ff86859eb14p-4, 0x1.fc66cc64a13eap-6, 0x1.47c1d0305474fp-7,
+    -0x1.b08e0007b4e8cp-6, 0x1.92037bab49469p-6, -0x1.f11aab030739ap-7, 0x1.ab6d038c8a8c4p-8,
+    -0x1.b75f4f80ed596p-10, 0x1.0571b5ffdab27p-17, 0x1.7e61e0ec54a33p-13, -0x1.c1b1ef584aae1p-15,
+    -0x1.4c0dd523771a7p-17, 0x1.3006db7bbffdcp-17, -0x1.2ec94c78d2587p-24, -0x1.5f890b8ce196bp-20,
+    0x1.1212f445e7893p-23, 0x1.acb3817c4618cp-23, -0x1.ab849faf7ecfdp-26, -0x1.23e88197d90c1p-25,
+    0x1.6db23d2ff053dp-30, 0x1.6e9ff92639ba0p-28, 0x1.33cfe739f0c9dp-30
+};

@@ -81,12 +81,45 @@ __device__ __forceinline__ Pair tanh_pair(double x) {
     return x < 0.0 ? negative(result) : result;
 }
 
+// phi(a). Requires: |a| <= 30; a^2 is exact.
+__device__ __forceinline__ Pair normal_density(double a) {
+    return multiply(exp_pair(-0.5 * (a * a)), {INVERSE_ROOT_2_PI, INVERSE_ROOT_2_PI_LOW});
+}
+
+// Phi(-a), 0 <= a <= 30: 1/2 - phi(a) (a + a^3 / 3 + a^5 / (3 5) + ...), or phi(a) / (a + 1 / (a + 2 / (a + ...))).
+__device__ __noinline__ Pair normal_tail_pair(double a) {
+    constexpr int SERIES_TERMS = 75, FRACTION_TERMS = 130;
+    Pair density = normal_density(a);
+    if (a < 4.0) {
+        Pair square = {a * a, 0.0}, term = {a, 0.0}, total = term;
+        for (int n = 1; n < SERIES_TERMS; n++) {
+            term = divide(multiply(term, square), {2.0 * n + 1.0, 0.0});
+            total = add(total, term);
+        }
+        return add({0.5, 0.0}, negative(multiply(total, density)));
+    }
+    Pair bottom = {a, 0.0};
+    for (int n = FRACTION_TERMS; n > 0; n--) bottom = add({a, 0.0}, divide({static_cast<double>(n), 0.0}, bottom));
+    return divide(density, bottom);
+}
+
+// Phi(x). Requires: |x| <= 30.
+__device__ __forceinline__ Pair normal_below(double x) {
+    Pair tail = normal_tail_pair(fabs(x));
+    return x < 0.0 ? tail : add(ONE, negative(tail));
+}
+
 // The function at a float32 number that is finite, not zero and in its domain.
 template <int WHICH>
 __device__ __forceinline__ Pair pair_form(float number) {
     double x = number, y = clamped(number);
     if constexpr (WHICH == EXP) return exp_pair(y);
     if constexpr (WHICH == EXPM1) return expm1_pair(y);
+    if constexpr (WHICH == GELU) return multiply(normal_below(fmax(-30.0, fmin(x, 30.0))), {x, 0.0});
+    if constexpr (WHICH == GELU_DERIVATIVE) {
+        double near = fmax(-30.0, fmin(x, 30.0));
+        return add(normal_below(near), multiply(normal_density(near), {near, 0.0}));
+    }
     if constexpr (WHICH == LOG) return log_pair({x, 0.0});
     if constexpr (WHICH == LOG1P) return x > 1.0 ? log_pair(two_sum(1.0, x)) : log1p_pair({x, 0.0});
     if constexpr (WHICH == LOG1P_DERIVATIVE) return divide(ONE, two_sum(1.0, x));

@@ -98,12 +98,33 @@ __device__ __forceinline__ double log_of(double w, double below) {
 // x moved into [-300, 300]: no format tells exponentials beyond from those.
 __device__ __forceinline__ double clamped(float x) { return fminf(fmaxf(x, -300.0f), 300.0f); }
 
+// Phi(-a) e^(a^2 / 2) and e^(-a^2 / 2). Requires: 0 <= a <= 30; within the bound to 20. a^2 is exact.
+__device__ __forceinline__ double normal_tail(double a, double& decay) {
+    double t = quotient(a - 5.0, a + 5.0);
+    double p = TAIL_TERMS[TAIL_DEGREE];
+#pragma unroll
+    for (int n = TAIL_DEGREE - 1; n >= 0; n--) p = __fma_rn(p, t, TAIL_TERMS[n]);
+    decay = exp_of(-0.5 * (a * a));
+    return quotient(p, 1.0 + a);
+}
+
 // The function at a float32 number that is finite, not zero and in its domain; `sound` says whether the bound holds.
 template <int WHICH>
 __device__ __forceinline__ double short_form(float x, bool& sound) {
     sound = true;
     if constexpr (WHICH == EXP) return exp_of(clamped(x));
     if constexpr (WHICH == EXPM1) return expm1_of(clamped(x));
+    if constexpr (WHICH == GELU) {
+        double decay, ratio = normal_tail(fminf(fabsf(x), 30.0f), decay);
+        double tail = x * (ratio * decay);
+        return x < 0.0f ? tail : x - tail;
+    }
+    if constexpr (WHICH == GELU_DERIVATIVE) {
+        double a = fminf(fabsf(x), 30.0f), decay, ratio = normal_tail(a, decay);
+        double factor = __fma_rn(-a, INVERSE_ROOT_2_PI, ratio);  // passes zero near 0.7518
+        sound = x >= 0.0f || fabs(factor) > 0x1p-10;
+        return x < 0.0f ? decay * factor : 1.0 - decay * factor;
+    }
     if constexpr (WHICH == LOG) return log_of(x, static_cast<double>(x) - 1.0);
     if constexpr (WHICH == LOG1P) return log_of(1.0 + x, x);
     if constexpr (WHICH == LOG1P_DERIVATIVE) return inverse(1.0 + x);

@@ -29,6 +29,14 @@ struct __align__(16) Row {
     float norm;  // of residue_short: >= the Euclidean norm of the row's residues modulo any of the moduli
 };
 
+// The terms of a row of which something was cut off, where every bit counts.
+struct __align__(32) Rests {
+    static constexpr int MOST = 6;
+    int count;  // above MOST: too many to be named
+    int lowest;  // the row is a multiple of 2^lowest
+    int term[MOST];
+};
+
 __device__ __forceinline__ double power_of_two(int exponent) {
     return __longlong_as_double(static_cast<int64>(exponent + 1023) << 52);
 }

@@ -51,7 +51,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 4) residue_short_convert(c
     if (blockIdx.x == 0 && threadIdx.x < 2) p.flagged()[threadIdx.x] = 0;
     bool of_x = blockIdx.x < p.x_blocks;
     Operand o = of_x ? x_operand(p) : w_operand(p);
-    convert<true>(o, TEAM, (of_x ? blockIdx.x : blockIdx.x - p.x_blocks) * (THREADS / TEAM),
+    convert<true, false>(o, TEAM, (of_x ? blockIdx.x : blockIdx.x - p.x_blocks) * (THREADS / TEAM),
                   [&](int64 row) { return InTiles(o, row, of_x ? MODULI : W_PLANES); });
 }
 
@@ -259,6 +259,9 @@ __device__ __forceinline__ void multiply_short(const Product& p) {
     int s = 0;
     for (int tile = 0; tile < tiles; tile++) {
         Fractions fractions[2][2];
+        // What rounding will ask for first.
+        const Row* facts = p.w_facts() + batch * p.padded_columns + first_column + tile * TILE_ROWS + lane;
+        asm volatile("prefetch.global.L1 [%0];" ::"l"(facts));
         unrolled<0, MODULI>([&](auto index) {
             constexpr int I = decltype(index)::value;
             if constexpr (I % 2 == 0) {

@@ -18,7 +18,12 @@ __version__ = "0.1.0"
 _PUBLIC = {
     "DetLinear": "det_lightning.layers.linear",
     "DetStrategy": "det_lightning.strategies",
+    "FaultGuard": "det_lightning.callbacks.fault_guard",
+    "LedgerGuard": "det_lightning.callbacks.ledger_guard",
+    "PlainLedger": "det_lightning.callbacks.plain_ledger",
+    "ReplicaGuard": "det_lightning.callbacks.replica_guard",
     "WeightLedger": "det_lightning.callbacks.weight_ledger",
+    "check_golden": "det_lightning.replay.golden",
     "det_all_reduce": "det_lightning.distributed.all_reduce",
     "det_combine": "det_lightning.ops.digits",
     "det_exp": "det_lightning.ops.elementary",

@@ -18,3 +18,31 @@ class UncoveredError(DetError, RuntimeError):
 
 class LedgerError(DetError, ValueError):
     """A directory or a file is not a sound ledger, or does not belong to the run at hand."""
+
+
+class DivergenceError(DetError, RuntimeError):
+    """A run has left the ledger that it was to follow. `step`: after which optimizer step."""
+
+    def __init__(self, message: str, *, step: int):
+        super().__init__(message)
+        self.step = step
+
+
+class ReplicaError(DetError, RuntimeError):
+    """The ranks' copies of the model differ. `step`: after which; `ranks`: rank -> names of its differing tensors."""
+
+    def __init__(self, message: str, *, step: int, ranks: dict[int, tuple[str, ...]]):
+        super().__init__(message)
+        self.step, self.ranks = step, ranks
+
+
+class FaultError(DetError, RuntimeError):
+    """A result or a state is not what exact arithmetic says it is.
+
+    `rank`, `step`, `layer`: where; `kind`: "product", "gradient digits" or "memory"; `verdict`: "transient" or "persistent"
+    where the work was done again, else None.
+    """
+
+    def __init__(self, message: str, *, rank: int, step: int, layer: str, kind: str, verdict: str | None):
+        super().__init__(message)
+        self.rank, self.step, self.layer, self.kind, self.verdict = rank, step, layer, kind, verdict

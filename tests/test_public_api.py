@@ -10,7 +10,12 @@ import det_lightning
 PUBLIC_NAMES = [
     "DetLinear",
     "DetStrategy",
+    "FaultGuard",
+    "LedgerGuard",
+    "PlainLedger",
+    "ReplicaGuard",
     "WeightLedger",
+    "check_golden",
     "det_all_reduce",
     "det_combine",
     "det_exp",
@@ -22,7 +27,7 @@ PUBLIC_NAMES = [
     "exact_mean",
     "random",
 ]
-COMMANDS = ["bisect", "demo", "diff", "replay", "show", "verify"]
+COMMANDS = ["bisect", "demo", "diff", "golden", "replay", "show", "verify"]
 
 
 def test_the_public_names_are_these():

@@ -1,4 +1,4 @@
-"""exp, log and ln 2 in fixed point, on Python integers, to any number of bits."""
+"""exp, log, the normal distribution, ln 2 and pi in fixed point, on Python integers, to any number of bits."""
 
 from functools import cache
 from math import isqrt
@@ -59,3 +59,39 @@ def log_fixed(value: int, exponent: int, precision: int) -> int:
     one = 1 << wide
     log_m = _arc_hyperbolic_tangent(m - one, m + one, wide) << 10
     return (log_m + (k + exponent) * log_of_2(wide)) >> 40
+
+
+@cache
+def pi_fixed(precision: int) -> int:
+    """pi * 2^precision, within 2^GUARD_BITS: 16 arctan(1/5) - 4 arctan(1/239)."""
+
+    def arctangent_of_inverse(n: int) -> int:
+        power, total, k = (1 << precision) // n, 0, 1
+        while power:
+            total += (power // k) * (1 if k % 4 == 1 else -1)
+            power //= n * n
+            k += 2
+        return total
+
+    return 16 * arctangent_of_inverse(5) - 4 * arctangent_of_inverse(239)
+
+
+def normal_fixed(value: int, exponent: int, precision: int) -> tuple[int, int]:
+    """(Phi(x), phi(x)) * 2^precision of x = value * 2^exponent, each within 2^GUARD_BITS. Requires: |x| < 16.
+
+    Phi(x) = 1/2 + phi(x) (x + x^3 / 3 + x^5 / (3 5) + ...), phi(x) = e^(-x^2 / 2) / sqrt(2 pi): nothing cancels in the sum.
+    """
+    wide = precision + 64
+    n, k = exp_fixed(-value * value, 2 * exponent - 1, wide)
+    density = (n << wide) // isqrt(2 * pi_fixed(wide) << wide)  # of phi(x) = density * 2^(k - wide), relative to it
+    shift = exponent + wide
+    x = abs(value) << shift if shift >= 0 else abs(value) >> -shift
+    square = (x * x) >> wide
+    term, total, odd = x, 0, 1
+    while term:
+        total += term
+        odd += 2
+        term = (term * square >> wide) // odd
+    half = 1 << (wide - 1)
+    above = (density * total) >> (wide - k)
+    return (half + (above if value > 0 else -above)) >> 64, density >> (64 - k)

@@ -5,8 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from det_lightning.bisection.search import DIVERGE, MATCH, Verdict, first_divergent, thinned
 from det_lightning.ledger.reader import LedgerReader
 from det_lightning.ledger.record import KINDS, Record
+
+MOST_STEPS = 1000
 
 
 @dataclass
@@ -26,15 +29,18 @@ class KindCount:
 
 @dataclass
 class DifferenceCounts:
-    """steps: how many both ledgers hold; steps_differ: how many of these differ in a field or a root that
-    both recorded.
+    """steps: how many both ledgers hold; looked_at: of these, how many were read; steps_differ: how many of those
+    differ in a field or a root that both recorded.
 
+    first: the first step whose trace differs, None if none does or traces cannot tell.
     kinds: one entry for each kind of state that both recorded at least once. fields: name -> steps at which
     it differs.
     """
 
     steps: int
+    looked_at: int
     steps_differ: int
+    first: int | None
     kinds: tuple[KindCount, ...]
     fields: dict[str, int]
 
@@ -43,29 +49,50 @@ def count_differences(
     reference: LedgerReader,
     candidate: LedgerReader,
     *,
+    most_steps: int | None = MOST_STEPS,
     progress: Callable[[int, int], None] | None = None,
 ) -> DifferenceCounts:
-    """Read both ledgers from the first common step to the last. progress: called with (steps read, steps in
-    all).
+    """Compare the steps that both ledgers hold: all of them, or, if they are more than `most_steps`, that many evenly
+    spread ones and the first whose trace differs. progress: called with (steps read, steps in all).
     """
     kinds = {kind: KindCount(kind) for kind in KINDS}
     fields: dict[str, int] = {}
-    steps = steps_differ = 0
+    looked_at = steps_differ = 0
     start = max(reference.first_step or 0, candidate.first_step or 0)
     stop = min(reference.last_step or 0, candidate.last_step or 0)
-    ours = (record for record in reference.records() if record.step >= start)
-    theirs = (record for record in candidate.records() if record.step >= start)
-    for one, other in zip(ours, theirs, strict=False):
-        steps += 1
-        if progress is not None and steps % 256 == 0:
-            progress(steps, stop - start + 1)
+    steps = 0 if None in (reference.first_step, candidate.first_step) else max(0, stop - start + 1)
+    first = first_unlike_trace(reference, candidate, start, stop) if steps else None
+    if most_steps is None or steps <= most_steps:
+        ours = (record for record in reference.records() if record.step >= start)
+        pairs = zip(ours, (record for record in candidate.records() if record.step >= start), strict=False)
+        total = steps
+    else:
+        chosen = thinned(start, stop, most_steps, [] if first is None else [first - 1, first])
+        pairs = ((reference.record(step), candidate.record(step)) for step in chosen)
+        total = len(chosen)
+    for one, other in pairs:
+        looked_at += 1
+        if progress is not None and looked_at % 256 == 0:
+            progress(looked_at, total)
         names = [name for name in one.agree.keys() & other.agree.keys() if name != "roots"]
         differing = [name for name in names if _differ(one.agree[name], other.agree[name])]
         for name in differing:
             fields[name] = fields.get(name, 0) + 1
         differing += [kind for kind in KINDS if _count_kind(kinds[kind], reference, one, candidate, other)]
         steps_differ += bool(differing)
-    return DifferenceCounts(steps, steps_differ, tuple(each for each in kinds.values() if each.steps), fields)
+    counted = tuple(each for each in kinds.values() if each.steps)
+    return DifferenceCounts(steps, looked_at, steps_differ, first, counted, fields)
+
+
+def first_unlike_trace(reference: LedgerReader, candidate: LedgerReader, start: int, stop: int) -> int | None:
+    """The first step of start .. stop whose traces differ, by binary search; None if none does or they are in no order."""
+
+    def probe(place: int) -> Verdict:
+        step = start + place
+        return MATCH if reference.record(step).trace == candidate.record(step).trace else DIVERGE
+
+    found = first_divergent(stop - start + 1, probe)
+    return start + found.first_diverge if found.verdict is DIVERGE else None
 
 
 def _differ(one: object, other: object) -> bool:

@@ -12,6 +12,7 @@ import numpy
 from blake3 import blake3
 
 from det_lightning.bisection.bit_flip import digest_delta, find_flipped_bit, mix_words, words_of
+from det_lightning.bisection.bit_values import decimal_of, ulps_between
 from det_lightning.errors import InputError
 
 
@@ -66,9 +67,9 @@ def flipped_bit(
         dtype=dtype,
         reference_bits=f"{before:0{2 * width}x}",
         candidate_bits=f"{after:0{2 * width}x}",
-        reference=_decimal(before, dtype, array.dtype),
-        candidate=_decimal(after, dtype, array.dtype),
-        ulps=_ulps(before, after, dtype, 8 * width),
+        reference=decimal_of(before, dtype, array.dtype),
+        candidate=decimal_of(after, dtype, array.dtype),
+        ulps=ulps_between(before, after, dtype),
     )
 
 
@@ -97,24 +98,3 @@ def _dtype_of(array: numpy.ndarray, digest: bytes) -> str:
         f"{array_digest(array, names[0]).hex()}, the ledger has {digest.hex()}; the replay did not "
         "reproduce it"
     )
-
-
-def _decimal(bits: int, dtype: str, array_type: numpy.dtype) -> str:
-    """The element in decimal, as short as tells it from its neighbours."""
-    if dtype == "bfloat16":
-        value = struct.unpack("<f", struct.pack("<I", bits << 16))[0]
-        return f"{value:.4g}"
-    element = numpy.frombuffer(bits.to_bytes(array_type.itemsize, "little"), array_type.newbyteorder("<"))[0]
-    return str(element)
-
-
-def _ulps(before: int, after: int, dtype: str, width_bits: int) -> int | None:
-    infinity = {"float16": 0x7C00, "bfloat16": 0x7F80, "float32": 0x7F800000, "float64": 0x7FF << 52}.get(dtype)
-    if infinity is None:
-        return None
-    sign = 1 << width_bits - 1
-    magnitudes = [bits & sign - 1 for bits in (before, after)]
-    if max(magnitudes) > infinity:
-        return None
-    places = [-m if bits & sign else m for m, bits in zip(magnitudes, (before, after), strict=True)]
-    return abs(places[1] - places[0])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import Enum
 
@@ -76,6 +76,16 @@ def first_divergent(count: int, probe: Callable[[int], Verdict]) -> SearchResult
             break
         low, high = (middle, high) if seen[middle] is MATCH else (low, middle)
     return SearchResult(DIVERGE, low, high)
+
+
+def thinned(first: int, last: int, most: int, marked: Sequence[int] = ()) -> list[int]:
+    """At most `most` numbers of first .. last, evenly spread, both ends and the marked ones among them."""
+    count = last - first + 1
+    if count <= most:
+        return list(range(first, last + 1))
+    kept = {step for step in marked if first <= step <= last}
+    kept |= {first + (count - 1) * i // (most - 1 - len(kept)) for i in range(most - len(kept))}
+    return sorted(kept)
 
 
 def _outward(low: int, high: int) -> Iterator[int]:

@@ -15,7 +15,7 @@ from typing import Annotated, Literal
 import typer
 
 from det_lightning.cli import exit_codes
-from det_lightning.cli.ledgers import ledger_directory
+from det_lightning.cli.ledgers import existing_file, is_ledger, ledger_directory, run_path, writable_file
 
 app = typer.Typer(
     name="det-lightning",
@@ -32,6 +32,10 @@ _UsageError = typer.BadParameter.__bases__[0]
 
 def _ledger(metavar: str, what: str):
     return typer.Argument(metavar=metavar, help=what, callback=ledger_directory, show_default=False)
+
+
+def _run(metavar: str, what: str):
+    return typer.Argument(metavar=metavar, help=what, callback=run_path, show_default=False)
 
 
 Run = Annotated[str, _ledger("RUN", "Directory of the run's ledger.")]
@@ -88,33 +92,64 @@ def demo(
 
 @app.command()
 def bisect(
-    a: Annotated[str, _ledger("A", "Ledger of the reference run.")],
-    b: Annotated[str, _ledger("B", "Ledger of the candidate run.")],
+    a: Annotated[str, _run("A", "Ledger, checkpoint or directory of checkpoints of the reference run.")],
+    b: Annotated[str, _run("B", "The same of the candidate run.")],
     recipe_may_differ: Annotated[
         bool, typer.Option("--recipe-may-differ", help="Compare runs that were not meant to be equal.")
     ] = False,
     replay: Annotated[
-        bool, typer.Option("--replay", help="Run A again up to the divergence and look for a flipped bit.")
+        bool, typer.Option("--replay", help="Run the step again on both sides and name the first operation.")
     ] = False,
-    entry: Entry = None,
+    entry: Annotated[
+        list[str] | None,
+        typer.Option(metavar="MODULE:FUNCTION", help="How to build the runs; twice: that of A, then that of B."),
+    ] = None,
+    python: Annotated[
+        list[str] | None, typer.Option(metavar="FILE", help="Interpreter to replay with; twice: for A, for B.")
+    ] = None,
+    cwd: Annotated[
+        list[str] | None,
+        typer.Option(metavar="DIR", help="Directory to replay in, such as a git worktree; twice: for A, for B."),
+    ] = None,
+    world: Annotated[
+        int | None, typer.Option(min=1, metavar="W", help="World size of the replays; by default that of B.")
+    ] = None,
+    accumulate: Accumulate = None,
+    html: Annotated[
+        str | None, typer.Option(metavar="FILE", help="Write a report for a browser.", callback=writable_file)
+    ] = None,
+    png: Annotated[
+        str | None, typer.Option(metavar="FILE", help="Write its pictures as one image.", callback=writable_file)
+    ] = None,
     json: Json = False,
 ) -> int:
     """Find where run B first differs from run A."""
     from det_lightning.cli import bisect_command
+    from det_lightning.cli.side_options import SideOptions
 
-    return bisect_command.bisect(a, b, recipe_may_differ=recipe_may_differ, as_json=json, replay=replay, entry=entry)
+    sides = SideOptions.of(entry=entry, python=python, cwd=cwd, world=world, accumulate=accumulate)
+    if not (is_ledger(a) and is_ledger(b)):
+        from det_lightning.cli import checkpoint_command
+
+        if html is not None or png is not None:
+            raise typer.BadParameter("--html and --png need a ledger on both sides")
+        return checkpoint_command.bisect_states(a, b, as_json=json, replay=replay, sides=sides)
+    return bisect_command.bisect(
+        a, b, recipe_may_differ=recipe_may_differ, as_json=json, replay=replay, sides=sides, html=html, png=png
+    )
 
 
 @app.command()
 def diff(
     a: Annotated[str, _ledger("A", "Ledger of the reference run.")],
     b: Annotated[str, _ledger("B", "Ledger of the candidate run.")],
+    all_steps: Annotated[bool, typer.Option("--all", help="Read every step of long runs, not a thousand.")] = False,
     json: Json = False,
 ) -> int:
     """Count how many steps and tensors of two runs differ."""
     from det_lightning.cli import diff_command
 
-    return diff_command.diff(a, b, as_json=json)
+    return diff_command.diff(a, b, all_steps=all_steps, as_json=json)
 
 
 @app.command()
@@ -166,6 +201,46 @@ def replay(
     return verify_command.replay_steps(
         run, start=start, stop=stop, world=world, accumulate=accumulate, entry=entry, out=out
     )
+
+
+golden = typer.Typer(help="Keep the bits of a short run in a file, and check them in CI.", no_args_is_help=True)
+app.add_typer(golden, name="golden")
+
+
+@golden.command("record")
+def golden_record(
+    file: Annotated[str, typer.Argument(metavar="FILE", help="The golden file.", callback=writable_file)],
+    entry: Annotated[
+        str | None,
+        typer.Option(
+            metavar="MODULE:FUNCTION", help="How to build the run; by default as the file says that is there."
+        ),
+    ] = None,
+    steps: Annotated[
+        int | None, typer.Option(min=1, max=1000, metavar="N", help="Steps to keep, 5 by default.")
+    ] = None,
+    arguments: Annotated[str | None, typer.Option(metavar="JSON", help="Keyword arguments of the function.")] = None,
+    global_batch: Annotated[int | None, typer.Option(min=1, metavar="B", help="Samples of one step.")] = None,
+    seed: Annotated[int | None, typer.Option(min=0, metavar="S", help="Seed of the run, 0 by default.")] = None,
+    strategy: Annotated[Literal["det", "auto"] | None, typer.Option(help="det, or auto for stock Lightning.")] = None,
+) -> int:
+    """Train a few steps and write their digests to FILE."""
+    from det_lightning.cli import golden_command
+
+    return golden_command.record(
+        file, entry=entry, steps=steps, arguments=arguments, global_batch=global_batch, seed=seed, strategy=strategy
+    )
+
+
+@golden.command("check")
+def golden_check(
+    file: Annotated[str, typer.Argument(metavar="FILE", help="The golden file.", callback=existing_file)],
+    json: Json = False,
+) -> int:
+    """Train the steps of FILE again and compare."""
+    from det_lightning.cli import golden_command
+
+    return golden_command.check(file, as_json=json)
 
 
 def run(arguments: Sequence[str]) -> int:

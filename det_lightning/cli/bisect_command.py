@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import asdict
+from pathlib import Path
 
 from det_lightning.bisection.ledgers import Comparison, compare_ledgers
 from det_lightning.bisection.search import DIVERGE, MATCH
@@ -10,7 +12,9 @@ from det_lightning.cli import exit_codes
 from det_lightning.cli.difference_text import difference_json, say_difference
 from det_lightning.cli.flip_report import FlipReport, report_flip, say_flip
 from det_lightning.cli.ledgers import headers_json, ledger_json, open_ledger, say_header_differences, say_pair
-from det_lightning.cli.printing import progress_bar, say, say_json
+from det_lightning.cli.printing import progress_bar, say, say_json, visible
+from det_lightning.cli.side_options import SideOptions
+from det_lightning.cli.step_report import finding_json, say_finding
 from det_lightning.ledger.reader import LedgerReader
 
 _CODES = {MATCH: exit_codes.MATCH, DIVERGE: exit_codes.DIVERGE}
@@ -23,7 +27,9 @@ def bisect(
     recipe_may_differ: bool,
     as_json: bool,
     replay: bool,
-    entry: str | None,
+    sides: SideOptions,
+    html: str | None = None,
+    png: str | None = None,
 ) -> int:
     """Print what differs first, and return the exit code."""
     with open_ledger(reference_path) as reference, open_ledger(candidate_path) as candidate:
@@ -32,14 +38,40 @@ def bisect(
         code = _CODES.get(found.verdict, exit_codes.CANNOT_JUDGE)
         if not as_json:
             _say(reference, candidate, found, recipe_may_differ)
-        flip = None
-        if replay and found.first is not None:
-            flip = report_flip(reference, found.first, entry=entry)
+        inside = flip = None
+        if replay and found.first is not None and found.first.step > 0:
+            inside = sides.search(reference, candidate, found.first.step)
+            if inside.verdict == "cannot be judged":
+                code = exit_codes.CANNOT_JUDGE
             if not as_json:
-                say_flip(flip)
+                say_finding(inside)
+            if inside.verdict != "found" and code == exit_codes.DIVERGE:
+                flip = report_flip(reference, found.first, entry=sides.entry[0])
+                if not as_json:
+                    say_flip(flip)
+        elif replay and found.first is not None and not as_json:
+            say("replay: the runs differ before their first step, so there is no operation to look for")
         if as_json:
-            say_json(_json(reference, candidate, found, code, flip))
+            say_json(_json(reference, candidate, found, code, inside, flip))
+        _write_reports(reference, candidate, found, inside, html, png)
     return code
+
+
+def _write_reports(reference, candidate, found: Comparison, inside, html: str | None, png: str | None) -> None:
+    if html is None and png is None:
+        return
+    from det_lightning.cli.report_data import gather
+    from det_lightning.cli.report_html import html_report
+
+    report = gather(reference, candidate, found, inside)
+    if html is not None:
+        Path(html).write_text(html_report(report), encoding="utf-8", errors="backslashreplace")
+    if png is not None:
+        from det_lightning.cli.report_png import write_png
+
+        write_png(report, Path(png))
+    written = " and ".join(visible(path) for path in (html, png) if path is not None)
+    print(f"report: {written}", file=sys.stderr)
 
 
 def _say(reference: LedgerReader, candidate: LedgerReader, found: Comparison, recipe_may_differ: bool) -> None:
@@ -63,7 +95,7 @@ def _say_length(reference: LedgerReader, candidate: LedgerReader, found: Compari
         say(f"the {name} goes on to step {longer.last_step}, where there is nothing to compare it with")
 
 
-def _json(reference, candidate, found: Comparison, code: int, flip: FlipReport | None) -> dict:
+def _json(reference, candidate, found: Comparison, code: int, inside, flip: FlipReport | None) -> dict:
     return {
         "verdict": found.verdict.value,
         "exit_code": code,
@@ -74,5 +106,6 @@ def _json(reference, candidate, found: Comparison, code: int, flip: FlipReport |
         "first_common": found.first_common,
         "last_common": found.last_common,
         "first": None if found.first is None else difference_json(found.first),
+        "inside": None if inside is None else finding_json(inside),
         "flip": None if flip is None else asdict(flip),
     }

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import asdict
 from typing import Any
 
-from det_lightning.bisection.explanation import explanation
 from det_lightning.cli.printing import field_text, plain_value, say, say_table, visible
 from det_lightning.ledger.compare import Difference
+from det_lightning.ledger.explanation import explanation
 from det_lightning.ledger.record import KINDS
 
 _TENSORS_SHOWN = 20

@@ -14,6 +14,8 @@ from det_lightning.ledger.compare import HEADER_PARTS, HeaderDifference
 from det_lightning.ledger.lines import LEDGER_FILE
 from det_lightning.ledger.reader import LedgerReader
 
+CHECKPOINT_SUFFIXES = (".ckpt",)
+
 
 def ledger_directory(path: str) -> str:
     """`path`, if a ledger was started there. Raises typer.BadParameter, which is misuse, if not."""
@@ -27,6 +29,40 @@ def ledger_directory(path: str) -> str:
             raise typer.BadParameter(f"{shown} is not a ledger: it holds no {LEDGER_FILE}")
     except (OSError, ValueError) as error:
         raise typer.BadParameter(f"{shown} cannot be looked at: {error}") from None
+    return path
+
+
+def is_ledger(path: str) -> bool:
+    return (Path(path) / LEDGER_FILE).exists()
+
+
+def run_path(path: str) -> str:
+    """`path`, if a ledger or a checkpoint lies there. Raises typer.BadParameter, which is misuse, if not."""
+    try:
+        if Path(path).is_file() and Path(path).suffix in CHECKPOINT_SUFFIXES:
+            return path
+        if Path(path).is_dir() and not is_ledger(path):
+            if any(each.suffix in CHECKPOINT_SUFFIXES for each in Path(path).rglob("*")):
+                return path
+            raise typer.BadParameter(
+                f"{visible(path)} is not a ledger: it holds no {LEDGER_FILE}, and no {', '.join(CHECKPOINT_SUFFIXES)} either"
+            )
+    except (OSError, ValueError) as error:
+        raise typer.BadParameter(f"{visible(path)} cannot be looked at: {error}") from None
+    return ledger_directory(path)
+
+
+def writable_file(path: str | None) -> str | None:
+    """`path`, if a file can be written there. Raises typer.BadParameter, which is misuse, if not."""
+    if path is not None and (Path(path).is_dir() or not Path(path).absolute().parent.is_dir()):
+        raise typer.BadParameter(f"{visible(path)} is not a file in a directory that exists")
+    return path
+
+
+def existing_file(path: str) -> str:
+    """`path`, if it is a file. Raises typer.BadParameter, which is misuse, if not."""
+    if not Path(path).is_file():
+        raise typer.BadParameter(f"{visible(path)} is not a file")
     return path
 
 

@@ -14,6 +14,7 @@ from det_lightning.cli.difference_text import difference_json, say_difference
 from det_lightning.cli.ledgers import open_ledger
 from det_lightning.cli.printing import progress_bar, say, say_json, visible, warn
 from det_lightning.ledger.chain import ChainReport, verify_chain
+from det_lightning.ledger.kept_checkpoints import replay_ranges
 from det_lightning.ledger.reader import LedgerReader
 
 
@@ -39,8 +40,10 @@ def verify(
     if report.sound and not chain_only:
         ranges, what = [(None, None)], f"steps {report.first_step} to {report.last_step}"
         if steps is not None:
-            ranges = spread(report.first_step, report.last_step, steps)
-            what = f"step{'s' if len(ranges) > 1 else ''} {', '.join(str(step) for _, step in ranges)}"
+            chosen = spread(report.first_step, report.last_step, steps)
+            with open_ledger(path) as reader:
+                ranges = replay_ranges(reader, chosen)
+            what = f"step{'s' if len(chosen) > 1 else ''} {', '.join(map(str, chosen))}"
         code, answer["replay"] = _replay(path, ranges, what, world, accumulate, entry, None, as_json)
     if as_json:
         say_json(answer | {"exit_code": code})
@@ -72,12 +75,11 @@ def replay_steps(
     return _replay(path, [(start, stop)], what, world, accumulate, entry, out, False)[0]
 
 
-def spread(first: int | None, last: int | None, count: int) -> list[tuple[int, int]]:
-    """(step before, step) of `count` steps spread evenly over first + 1 .. last, the last one included."""
+def spread(first: int | None, last: int | None, count: int) -> list[int]:
+    """`count` steps spread evenly over first + 1 .. last, the last one included."""
     total = 0 if first is None or last is None else last - first
     count = min(count, total)
-    steps = [first + (total * (i + 1)) // count for i in range(count)]
-    return [(step - 1, step) for step in steps]
+    return [first + (total * (i + 1)) // count for i in range(count)]
 
 
 def _replay(path, ranges, what, world, accumulate, entry, out, as_json) -> tuple[int, dict]:

@@ -18,12 +18,12 @@ import torch
 import torch.distributed as dist
 
 from det_lightning.arithmetic.formats import DIGITS, NB
-from det_lightning.arithmetic.windowed_digits import HIGHEST_BASE, LOWEST_BASE, MAXIMUM_STATES
+from det_lightning.arithmetic.windowed_digits import HIGHEST_BASE, LOWEST_BASE, MAXIMUM_STATES, words_for
 from det_lightning.distributed.buckets import BLOCK
 from det_lightning.distributed.local_sum import LocalSum, windows_on
 from det_lightning.errors import DetError, InputError
 from det_lightning.ops.quotient import det_quotient
-from det_lightning.ops.windowed_digits import WindowedDigits, round_sum, window_bounds, window_for
+from det_lightning.ops.windowed_digits import WindowedDigits, round_parts, window_bounds
 
 Stages = Generator[Any, None, torch.Tensor]
 _FAST_INTEGER = 1 << 31
@@ -93,36 +93,56 @@ class Exchange:
             agreed[blocks:-1] = torch.where(used, -low, _NOTHING)
             agreed[-1] = int(digits[:, DIGITS:].any())
         yield self.add(agreed, largest=True)
-        high, low, special = agreed[:blocks], -agreed[blocks:-1], int(agreed[-1])
-        if not special and bool((low > high).all()):
+        high, low = agreed[:blocks], -agreed[blocks:-1]
+        used = low <= high
+        base = torch.where(used, low, 0)
+        widest = torch.where(used, high - low, 0).max()
+        # One look at the device a bucket: each costs as much as the exchange of a million elements.
+        facts = torch.stack([agreed[-1], used.any().long(), widest, base.min(), base.max()]).tolist()
+        special, any_used, widest, lowest, highest = facts
+        if not special and not any_used:
             return _finished(local, denominator(), dtype)
         if digits is None:
             digits = local.take()
         if special:
             # Infinities and NaNs are rare; the full form counts them beside the digits.
             return (yield from self._exchange_digits(digits, denominator, dtype))
-        base, words = window_for(low, high)
+        words = words_for(0, widest)
         window = WindowedDigits.from_digits(digits.view(blocks, BLOCK, NB), base, words)
         local.pool.give_back(digits)
         del digits
-        if window.words.shape[0] != words or not torch.equal(window.base, base):
+        if window.words.shape[0] != words or window.base is not base:
             raise DetError("a gradient does not fit the window that all ranks agreed on; please report this")
-        return (yield from self._exchange_words(window, denominator, dtype))
+        return (yield from self.word_stages(window.words, base, (lowest, highest), denominator, dtype))
 
-    def _exchange_words(self, window: WindowedDigits, denominator, dtype) -> Stages:
-        base, planes, parts = window.base, window.words, []
-        count, states = planes.shape[0], 1
+    def word_stages(
+        self,
+        words: torch.Tensor,
+        base: torch.Tensor,
+        edges: tuple[int, int],
+        denominator: Callable[[], Fraction],
+        dtype: torch.dtype,
+    ) -> Stages:
+        """As `stages`, from words of one window on all ranks: int32 [count, blocks, BLOCK] in normal form.
+
+        Args:
+            base: int64 [blocks].
+            edges: its smallest and its largest element.
+        """
+        states = 1
         for level in self.levels:
             ranks = dist.get_world_size(level)
-            share = planes.shape[1] // ranks
-            sent = planes.view(count, ranks, share, BLOCK).transpose(0, 1).contiguous()
-            received = torch.empty_like(sent)
-            yield dist.all_to_all_single(received, sent, group=level, async_op=True)
-            base = base.view(ranks, share)[dist.get_rank(level)].contiguous()
-            parts = [WindowedDigits(base, received[rank], states=states) for rank in range(ranks)]
+            received = torch.empty_like(words)
+            # In each word the blocks of one rank's share lie together: no copy, one collective a word.
+            yield [
+                dist.all_to_all_single(target, word, group=level, async_op=True)
+                for target, word in zip(received, words, strict=True)
+            ]
+            base = base.view(ranks, -1)[dist.get_rank(level)].contiguous()
+            parts = received.view(len(words), ranks, -1, BLOCK).transpose(0, 1)
             if level is not self.levels[-1]:
-                planes, states = received.sum(dim=0, dtype=torch.int32), states * ranks
-        share = _rounded(parts, denominator(), dtype).view(-1)
+                words, states = parts.sum(dim=0, dtype=torch.int32), states * ranks
+        share = _rounded_parts(parts, base, edges, states, denominator(), dtype).view(-1)
         return (yield from self._gather(share))
 
     def _exchange_digits(self, digits: torch.Tensor, denominator, dtype) -> Stages:
@@ -148,25 +168,35 @@ def _finished(local: LocalSum, denominator: Fraction, dtype: torch.dtype) -> tor
         local.pool.give_back(digits)
         return result
     window, local.window = local.window, None
-    return _rounded([window], denominator, dtype).view(-1)
+    return _rounded(window, denominator, dtype).view(-1)
 
 
-def _rounded(parts: list[WindowedDigits], denominator: Fraction, dtype: torch.dtype) -> torch.Tensor:
-    """RN(sum of parts / denominator)."""
+def _rounded(window: WindowedDigits, denominator: Fraction, dtype: torch.dtype) -> torch.Tensor:
+    """RN(window / denominator)."""
+    if window.specials is not None:
+        return det_quotient(window.to_digits(), denominator, dtype=dtype)
+    edges = int(window.base.min()), int(window.base.max())
+    return _rounded_parts(window.words.unsqueeze(0), window.base, edges, window.states, denominator, dtype)
+
+
+def _rounded_parts(
+    parts: torch.Tensor,
+    base: torch.Tensor,
+    edges: tuple[int, int],
+    states: int,
+    denominator: Fraction,
+    dtype: torch.dtype,
+) -> torch.Tensor:
+    """RN(sum of parts / denominator); parts: int32 [parts, count, blocks, BLOCK], words of one window."""
     if denominator > 0:
+        # The denominator's powers of two move the base.
         shift = _trailing_zeros(denominator.numerator) - (denominator.denominator.bit_length() - 1)
         odd = denominator / Fraction(2) ** shift
-        bases = [part.base - shift for part in parts]
-        inside = all(int(base.min()) >= LOWEST_BASE and int(base.max()) <= HIGHEST_BASE for base in bases)
-        if odd < _FAST_INTEGER and inside:
-            moved = [
-                WindowedDigits(base, part.words, part.specials, states=part.states)
-                for base, part in zip(bases, parts, strict=True)
-            ]
-            return round_sum(moved, dtype=dtype, denominator=int(odd))
-    total = parts[0].to_digits()
+        if odd < _FAST_INTEGER and edges[0] - shift >= LOWEST_BASE and edges[1] - shift <= HIGHEST_BASE:
+            return round_parts(parts, base - shift, dtype=dtype, denominator=int(odd))
+    total = WindowedDigits(base, parts[0], states=states).to_digits()
     for part in parts[1:]:
-        total += part.to_digits()
+        total += WindowedDigits(base, part, states=states).to_digits()
     return det_quotient(total, denominator, dtype=dtype)
 
 

@@ -27,7 +27,12 @@ def other_ranks(doing: str) -> Iterator[None]:
 
 
 def wait(work: Any) -> None:
-    """Until a collective of the reduction of gradients is done; None is done. Errors as for `other_ranks`."""
-    if work is not None:
-        with other_ranks("gradients were added up over the ranks"):
-            work.wait()
+    """Until a collective of the reduction of gradients, or every one of a list, is done; None is done.
+
+    Errors as for `other_ranks`.
+    """
+    if work is None:
+        return
+    with other_ranks("gradients were added up over the ranks"):
+        for each in work if isinstance(work, list) else [work]:
+            each.wait()

@@ -81,7 +81,7 @@ def round_sum(
     """out [elements] = the sums over operands [count, elements] of one window, divided and rounded once."""
     count, elements = operands[0].shape
     table = torch.tensor([(words.data_ptr(), words.stride(0)) for words in operands], dtype=torch.int64)
-    table = table.to(out.device)
+    table = table.pin_memory().to(out.device, non_blocking=True)  # from pageable memory it would wait for the device
     rounded = out if out.is_contiguous() else torch.empty(out.shape, dtype=DTYPES[form], device=out.device)
     _launch(
         "windowed_round", out, elements,

@@ -15,6 +15,10 @@ from ..errors import InputError
 
 FLOAT_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
+# Called instead of a kernel as observer(name, kernel, arguments, options), and answers what the kernel answers: set
+# only while the operations of a step are recorded.
+observer: Callable[[str, Callable, tuple, dict], object] | None = None
+
 
 def check_tensor(operation: str, name: str, value: object, dtypes: tuple[torch.dtype, ...] = FLOAT_DTYPES) -> None:
     """Raise InputError unless `value` is a dense tensor of one of `dtypes` on a device that has kernels."""
@@ -56,9 +60,10 @@ class _Family:
             raise AttributeError(name)
 
         def call(*arguments, **options):
-            return getattr(_module(self._family, _device_type(self._family, name, arguments)), name)(
-                *arguments, **options
-            )
+            function = getattr(_module(self._family, _device_type(self._family, name, arguments)), name)
+            if observer is not None and self._family != "digest":
+                return observer(f"{self._family}.{name}", function, arguments, options)
+            return function(*arguments, **options)
 
         setattr(self, name, call)
         return call
@@ -66,13 +71,18 @@ class _Family:
 
 def _device_type(family: str, name: str, arguments: tuple) -> str:
     """ "cpu" or "cuda"; raises InputError where tensors lie on several devices."""
-    devices = {argument.device for argument in arguments if isinstance(argument, torch.Tensor)}
-    if len(devices) > 1:
-        listed = ", ".join(sorted(str(device) for device in devices))
-        raise InputError(
-            f"{family}.{name}: the tensors are on several devices ({listed}); move them to one with .to(...)"
-        )
-    return next(iter(devices)).type if devices else "cpu"
+    first = None
+    for argument in arguments:
+        if isinstance(argument, torch.Tensor):
+            if first is None:
+                first = argument.device
+            elif argument.device != first:
+                devices = {other.device for other in arguments if isinstance(other, torch.Tensor)}
+                listed = ", ".join(sorted(str(device) for device in devices))
+                raise InputError(
+                    f"{family}.{name}: the tensors are on several devices ({listed}); move them to one with .to(...)"
+                )
+    return "cpu" if first is None else first.type
 
 
 @cache

@@ -14,6 +14,12 @@ from det_lightning.ledger.reader import LedgerReader
 from det_lightning.ledger.record import Record, canonical_json, root
 
 HEADER_PARTS = ("recipe", "environment", "entry")
+# In each part, the names that most often explain why two runs differ, the likeliest first.
+_LIKELY = {
+    "recipe": "seed optimizers schedulers clip precision arithmetic model global_batch data contract".split(),
+    "environment": "git versions kernels device processor world_size accumulate threads python".split(),
+    "entry": "function arguments seed trainer".split(),
+}
 
 
 @dataclass(frozen=True)
@@ -85,14 +91,20 @@ _ROOT_OF_NOTHING = root({})
 
 
 def header_differences(reference: LedgerReader, candidate: LedgerReader) -> tuple[HeaderDifference, ...]:
-    """Recipe first, then environment, then entry; names sorted within each."""
+    """In the order in which they are likely to be the cause: recipe, data, code and versions, device, the rest."""
     found = []
     for part in HEADER_PARTS:
         ours, theirs = flat_header(reference.header[part]), flat_header(candidate.header[part])
         for name in sorted(ours.keys() | theirs.keys()):
             if ours.get(name) != theirs.get(name):
                 found.append(HeaderDifference(part, name, ours.get(name), theirs.get(name)))
-    return tuple(found)
+    return tuple(sorted(found, key=_unlikelihood))
+
+
+def _unlikelihood(difference: HeaderDifference) -> tuple[int, int, str]:
+    likely = _LIKELY[difference.part]
+    place = next((place for place, name in enumerate(likely) if difference.name.split(".")[0] == name), len(likely))
+    return HEADER_PARTS.index(difference.part), place, difference.name
 
 
 def record_difference(

@@ -10,6 +10,7 @@ from __future__ import annotations
 import pickle
 import struct
 import sys
+from functools import lru_cache
 from typing import Any
 
 import numpy
@@ -33,11 +34,19 @@ def tensor_digest(tensor: torch.Tensor) -> bytes:
     (arithmetic/tensor_digest) and the keys k0, k1 are the first 16 bytes of BLAKE3("<dtype>|<sizes joined by
     ,>").
     """
-    name = str(tensor.dtype).removeprefix("torch.")
-    key = blake3(f"{name}|{','.join(map(str, tensor.shape))}".encode()).digest()
-    key0, key1 = struct.unpack("<QQ", key[:16])
-    lane0, lane1 = tensor_lanes(tensor)
+    return digest_of_lanes(tensor.dtype, tensor.shape, *tensor_lanes(tensor))
+
+
+def digest_of_lanes(dtype: torch.dtype, shape: torch.Size, lane0: int, lane1: int) -> bytes:
+    """The tensor digest of a tensor of this type whose lanes are known already."""
+    key0, key1 = _key(dtype, tuple(shape))
     return struct.pack("<QQ", (lane0 + key0) & _LANE, (lane1 + key1) & _LANE)
+
+
+@lru_cache(maxsize=4096)
+def _key(dtype: torch.dtype, shape: tuple[int, ...]) -> tuple[int, int]:
+    name = str(dtype).removeprefix("torch.")
+    return struct.unpack("<QQ", blake3(f"{name}|{','.join(map(str, shape))}".encode()).digest()[:16])
 
 
 def value_digest(value: Any) -> int:

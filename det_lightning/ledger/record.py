@@ -131,6 +131,31 @@ def bits_float(bits: str) -> float:
     return struct.unpack(float_code, struct.pack(bits_code, int(bits, 16)))[0]
 
 
+_FLOAT_KEY = "float64"
+
+
+def with_float_bits(value: Any) -> Any:
+    """`value` with every Python float in nested lists and dicts as {"float64": bits}, so that a ledger can hold it."""
+    if isinstance(value, float):
+        return {_FLOAT_KEY: float_bits(value)}
+    if isinstance(value, (list, tuple)):
+        return [with_float_bits(each) for each in value]
+    if isinstance(value, dict):
+        return {key: with_float_bits(each) for key, each in value.items()}
+    return value
+
+
+def with_floats(value: Any) -> Any:
+    """What `with_float_bits` was given, tuples as lists. Raises LedgerError for bits that are none."""
+    if isinstance(value, list):
+        return [with_floats(each) for each in value]
+    if isinstance(value, dict):
+        if value.keys() == {_FLOAT_KEY} and isinstance(value[_FLOAT_KEY], str):
+            return bits_float(value[_FLOAT_KEY])
+        return {key: with_floats(each) for key, each in value.items()}
+    return value
+
+
 def next_trace(previous_trace: str, agree: Mapping[str, Any]) -> str:
     """Trace of the record that follows the one with `previous_trace` and whose agreeing fields are `agree`:
     hex of 32 bytes.

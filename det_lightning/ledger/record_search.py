@@ -113,14 +113,20 @@ class RecordSearch(LineFile):
             cut, end, opener = min(cut, body["step"]), opener, body["previous_segment"]
 
     def _bisect(self, segment: Segment, step: int) -> Record | None:
+        """Lines of records are about equally long, so every other try goes where the step should lie by its number."""
         low, high = segment.start, segment.end
+        low_step, high_step = segment.base + 1, segment.last + 1
+        halve = False
         while low < high:
-            middle = self.start_of_line((low + high) // 2)
+            share = 0.5 if halve or high_step <= low_step else (step - low_step + 0.5) / (high_step - low_step)
+            halve = not halve
+            middle = self.start_of_line(low + int((high - low - 1) * min(max(share, 0.0), 1.0)))
             found = self.first_record(middle, high)
             if found is None or found[0].step > step:
                 high = middle
+                high_step = found[0].step if found is not None else high_step
             elif found[0].step < step:
-                low = found[1]
+                low, low_step = found[1], found[0].step + 1
             else:
                 return found[0]
         return None

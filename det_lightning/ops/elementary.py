@@ -31,6 +31,11 @@ def det_expm1(x: torch.Tensor, *, dtype: torch.dtype | None = None) -> torch.Ten
     return _apply("expm1", x, dtype)
 
 
+def det_gelu(x: torch.Tensor, *, dtype: torch.dtype | None = None) -> torch.Tensor:
+    """x Phi(x), Phi the normal distribution function. gelu(±0) = ±0, gelu(-inf) = -0, gelu(inf) = inf: its limits."""
+    return _apply("gelu", x, dtype)
+
+
 def det_log(x: torch.Tensor, *, dtype: torch.dtype | None = None) -> torch.Tensor:
     """ln x. log(±0) = -inf, log(inf) = inf, log(1) = +0; NaN below zero."""
     return _apply("log", x, dtype)

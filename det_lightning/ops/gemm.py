@@ -41,12 +41,12 @@ def det_gemm(
     x: [M, K], w: [N, K], bias: [N] or None; float32, bfloat16 or float16, any strides, any sizes (0 included).
     Returns [M, N] of `dtype` (None: float32). The bias is one more term of the exact sum. Subnormals are kept, an
     exact zero is +0, NaNs are canonical. `engine` ("auto", "int8", "float64", "long_accumulator") changes only the time;
-    `scratch_bytes` bounds the extra memory on a CPU (None: 256 MiB; a tile of 16 rows and columns is always taken).
+    `scratch_bytes` bounds the extra memory (None: 256 MiB on a CPU, 1 GiB on a GPU; the smallest tile is always taken).
     Differentiable: gx = RN(g w), gw = RN(g^T x), gb = RN(sum of g over its rows). Raises InputError for another dtype,
     device or shape.
     """
     if is_traced(x, w, bias):
-        return torch.ops.det_lightning.gemm(x, w, bias, dtype, engine)
+        return torch.ops.det_lightning.gemm(x, w, bias, dtype, engine, scratch_bytes)
     return compute_gemm(x, w, bias, dtype, engine, scratch_bytes)
 
 
@@ -67,9 +67,8 @@ def compute_gemm(
                 f"det_gemm: bias is {list(bias.shape)} and w is {list(w.shape)}; bias must be [N] with N = {w.shape[0]}"
             )
     form = output_form("det_gemm", torch.float32 if dtype is None else dtype)
-    if scratch_bytes is not None and x.is_cpu:
-        return cpu_kernels("gemm").gemm(x, w, bias, form, engine, scratch_bytes)
-    return cpu_kernels("gemm").gemm(x, w, bias, form, engine)
+    bound = {} if scratch_bytes is None else {"scratch_bytes" if x.is_cpu else "workspace_bytes": scratch_bytes}
+    return cpu_kernels("gemm").gemm(x, w, bias, form, engine, **bound)
 
 
 def det_gemm_partial(x: torch.Tensor, w: torch.Tensor, *, engine: str = "auto") -> torch.Tensor:

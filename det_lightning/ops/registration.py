@@ -50,15 +50,20 @@ def _register(name: str, mutates: Sequence[str] = ()):
 
 @_register("gemm")
 def gemm(
-    x: torch.Tensor, w: torch.Tensor, bias: torch.Tensor | None, dtype: torch.dtype | None, engine: str
+    x: torch.Tensor,
+    w: torch.Tensor,
+    bias: torch.Tensor | None,
+    dtype: torch.dtype | None,
+    engine: str,
+    scratch_bytes: int | None = None,
 ) -> torch.Tensor:
     from .gemm import compute_gemm
 
-    return compute_gemm(x, w, bias, dtype, engine)
+    return compute_gemm(x, w, bias, dtype, engine, scratch_bytes)
 
 
 @gemm.register_fake
-def _(x, w, bias, dtype, engine):
+def _(x, w, bias, dtype, engine, scratch_bytes=None):
     from .gemm import check_operands
 
     check_operands("det_gemm", x, w, engine)
@@ -82,7 +87,7 @@ def _product_gradients(ctx, upstream):
     return grad_x, grad_w, grad_bias
 
 
-gemm.register_autograd(lambda ctx, g: (*_product_gradients(ctx, g), None, None), setup_context=_keep_product)
+gemm.register_autograd(lambda ctx, g: (*_product_gradients(ctx, g), None, None, None), setup_context=_keep_product)
 
 
 @_register("linear")

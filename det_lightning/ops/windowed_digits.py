@@ -247,6 +247,20 @@ def round_sum(
     return out
 
 
+def round_parts(parts: torch.Tensor, base: torch.Tensor, *, dtype: torch.dtype, denominator: int) -> torch.Tensor:
+    """RN(sum of parts / denominator), each element rounded once, for words of one window without special values.
+
+    parts: int32 [parts, count, *shape], each parts[i, j] contiguous; base: int64 [rows], within LOWEST_BASE and
+    HIGHEST_BASE; 1 <= denominator < 2^31. Returns [*shape] of `dtype`. Nothing here waits for a device: that base and
+    words are as they should be is the caller's word.
+    """
+    form = output_form("round_parts", dtype)
+    planes = [part.view(part.shape[0], -1) for part in parts]
+    out = torch.empty(parts.shape[2:], dtype=dtype, device=parts.device)
+    cpu_kernels("windowed_digits").round_sum(planes, base, form, denominator, out)
+    return out
+
+
 def _in_one_window(parts: Sequence[WindowedDigits]) -> bool:
     first = parts[0]
     return len(parts) < 1 << 16 and all(

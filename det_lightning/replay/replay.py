@@ -9,8 +9,9 @@ import numpy as np
 
 from det_lightning.errors import InputError, LedgerError
 from det_lightning.ledger.compare import Difference, difference_at
-from det_lightning.ledger.store import Checkpoint, LedgerReader
+from det_lightning.ledger.store import LedgerReader
 from det_lightning.replay.group import worker_group
+from det_lightning.replay.plan import plan_replay
 from det_lightning.replay.run import ReplayPlan, run_rank
 from det_lightning.strategies.given_ranks import free_port
 
@@ -37,7 +38,7 @@ def replay(
     *,
     start: int | None = None,
     stop: int | None = None,
-    world: int = 1,
+    world: int | None = 1,
     accumulate: int | None = None,
     entry: str | None = None,
     out: str | Path | None = None,
@@ -50,7 +51,7 @@ def replay(
         start: compare from the record after this one; the replay begins at the nearest recorded checkpoint at or
             before it, else at the beginning.
         stop: the last step; by default the ledger's last record.
-        world: ranks, as processes of this machine.
+        world: ranks, as processes of this machine; None for as many as were recorded.
         accumulate: micro-batches a step; by default as few as the recorded run had in all.
         entry: "package.module:function" instead of the recorded one.
         out: directory for the replay's own ledger; by default it is thrown away.
@@ -58,15 +59,19 @@ def replay(
 
     Raises:
         InputError: the range, the entry or the split is not one that can be replayed.
-        LedgerError: the ledger cannot be read or was not recorded under strategy="det".
+        LedgerError: the ledger cannot be read or its run is of a kind that cannot be replayed.
     """
     with tempfile.TemporaryDirectory(prefix="det-lightning-replay-") as scratch, LedgerReader(path) as reference:
-        plan = _plan(reference, start, stop, world, accumulate, entry, Path(out) if out else Path(scratch, "ledger"))
-        if plan.world_size == 1:
-            run_rank(0, 1, free_port(), plan, progress)
-        else:
-            with worker_group(plan.world_size) as group:
-                group.run(run_rank, plan.world_size, plan)
+        plan = plan_replay(
+            reference,
+            Path(out) if out else Path(scratch, "ledger"),
+            start=start,
+            stop=stop,
+            world=world,
+            accumulate=accumulate,
+            entry=entry,
+        )
+        run_plan(plan, progress)
         with LedgerReader(plan.out) as candidate:
             return _compare(reference, candidate, start)
 
@@ -81,8 +86,9 @@ def tensors_at(path: str | Path, step: int, kind: str = "weights", entry: str | 
     if kind != "weights":
         raise InputError(f"only weights are rebuilt by a replay, not {kind}")
     with tempfile.TemporaryDirectory(prefix="det-lightning-replay-") as scratch, LedgerReader(path) as reference:
-        plan = _plan(reference, None, step, 1, None, entry, Path(scratch, "ledger"))
-        weights = run_rank(0, 1, free_port(), plan)
+        start = max(step - 1, reference.first_step or 0)
+        plan = plan_replay(reference, Path(scratch, "ledger"), start=start, stop=step, world=1, entry=entry)
+        weights = run_plan(plan)
         with LedgerReader(plan.out) as candidate:
             result = _compare(reference, candidate, None)
     if not result.matched:
@@ -92,43 +98,19 @@ def tensors_at(path: str | Path, step: int, kind: str = "weights", entry: str | 
     return weights
 
 
-def _plan(reference, start, stop, world, accumulate, entry, out) -> ReplayPlan:
-    if reference.recipe.get("arithmetic") != "det" or not reference.recipe.get("data"):
-        raise LedgerError(
-            f'{reference.path} was recorded under {reference.recipe.get("arithmetic")!r}; only runs of strategy="det" '
-            f"can be replayed to the same bits"
-        )
-    first, last = reference.first_step, reference.last_step
-    start, stop = first if start is None else start, last if stop is None else stop
-    if first is None or not first <= start <= stop <= last:
-        raise InputError(f"the range {start} to {stop} is not within the ledger's steps {first} to {last}")
-    if world < 1 or (accumulate is not None and accumulate < 1):
-        raise InputError(f"world and accumulate are at least 1, got {world} and {accumulate}")
-    checkpoint = nearest_checkpoint(reference, start)
-    if checkpoint is None and first > 0:
-        raise LedgerError(f"{reference.path} begins at step {first}, and no checkpoint of it is left to start from")
-    splits = reference.environment["world_size"] * reference.environment["accumulate"]
-    return ReplayPlan(
-        reference=reference.path,
-        out=out,
-        stop=stop,
-        checkpoint=None if checkpoint is None else checkpoint.path,
-        world_size=world,
-        accumulate=accumulate or -(-splits // world),
-        entry=entry,
-    )
-
-
-def nearest_checkpoint(reference: LedgerReader, step: int) -> Checkpoint | None:
-    """The last recorded checkpoint at or before `step` whose file is still there."""
-    found = [each for each in reference.checkpoints() if each.step <= step and Path(each.path).is_file()]
-    return max(found, key=lambda each: each.step, default=None)
+def run_plan(plan: ReplayPlan, progress: Callable[[int], None] | None = None) -> dict[str, np.ndarray]:
+    """Run it: in this process with one rank, else in a group of its own. Returns the weights of rank 0."""
+    if plan.world_size == 1:
+        return run_rank(0, 1, free_port(), plan, progress)
+    with worker_group(plan.world_size) as group:
+        return group.run(run_rank, plan.world_size, plan)
 
 
 def _compare(reference: LedgerReader, candidate: LedgerReader, start: int | None) -> ReplayResult:
     begun = candidate.first_step if candidate.resumed_from is None else candidate.resumed_from["step"]
     first_compared = max(candidate.first_step, begun if start is None else start)
-    for step in range(first_compared, candidate.last_step + 1):
+    # With several optimizers a batch may go beyond the step that was asked for.
+    for step in range(first_compared, min(candidate.last_step, reference.last_step) + 1):
         difference = difference_at(reference, candidate, step)
         if difference.found:
             return ReplayResult(False, difference, candidate.last_step - begun, begun)

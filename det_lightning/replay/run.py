@@ -10,10 +10,13 @@ from typing import Any
 import numpy as np
 import torch
 from lightning.pytorch import Callback, Trainer
+from lightning.pytorch.strategies import DDPStrategy
 
 from det_lightning.callbacks.weight_ledger import WeightLedger
+from det_lightning.ledger.record import with_floats
 from det_lightning.ledger.store import LedgerReader
 from det_lightning.replay.entry import build, trainer_arguments
+from det_lightning.replay.step_recorder import Recording, StepRecorder
 from det_lightning.strategies.given_ranks import given_ranks
 from det_lightning.strategies.lightning_strategy import DetStrategy
 
@@ -23,33 +26,44 @@ class ReplayPlan:
     """What to run again.
 
     Attributes:
-        reference: directory of the recorded ledger.
+        reference: directory of the recorded ledger, which the replay is compared with and which ends it at the first
+            difference; None: there is nothing to compare with.
+        recipe, entry: as in a ledger's header.
+        recording_of: what is recorded, as in the header's environment: kind -> every how many steps.
         out: directory of the replay's own ledger.
         stop: the last step to run.
         checkpoint: file to start from, or None: from the beginning.
+        override: "package.module:function" instead of the recorded entry.
+        recording: the step whose operations are to be recorded, if any.
     """
 
-    reference: Path
+    reference: Path | None
+    recipe: dict[str, Any]
+    entry: dict[str, Any]
+    recording_of: dict[str, int]
     out: Path
     stop: int
     checkpoint: str | None
     world_size: int
     accumulate: int
-    entry: str | None
+    override: str | None
+    recording: Recording | None = None
 
 
 class _StopAtDivergence(Callback):
     """Ends the replay after the first record whose trace differs; placed behind the ledger that it reads."""
 
-    def __init__(self, reference: Path, ledger: WeightLedger, progress: Any):
-        self.reference, self.ledger, self.progress = LedgerReader(reference), ledger, progress
+    def __init__(self, reference: Path | None, ledger: WeightLedger, progress: Any):
+        self.reference = None if reference is None else LedgerReader(reference)
+        self.ledger, self.progress = ledger, progress
         self.step = -1
 
     def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx) -> None:
         if trainer.global_step == self.step:
             return
         self.step = trainer.global_step
-        differs = trainer.is_global_zero and self.reference.record(self.step).trace != self.ledger.state_dict()["trace"]
+        compared = trainer.is_global_zero and self.reference is not None
+        differs = compared and self.reference.record(self.step).trace != self.ledger.state_dict()["trace"]
         if self.progress is not None:
             self.progress(self.step)
         trainer.should_stop = trainer.strategy.reduce_boolean_decision(bool(differs), all=False)
@@ -60,33 +74,71 @@ def run_rank(
 ) -> dict[str, np.ndarray]:
     """Replays on one rank; returns its weights in their last state, by name."""
     quiet_lightning()
-    with LedgerReader(plan.reference) as reader:
-        entry, data_recipe = reader.entry, reader.recipe["data"]
-    module, data = build(entry, plan.entry)
-    ledger = WeightLedger(plan.out, entry=plan.entry or entry["function"], entry_arguments=entry.get("arguments"))
+    run = build(plan.entry, plan.override)
+    ledger = WeightLedger(
+        plan.out,
+        entry=plan.override or plan.entry["function"],
+        entry_arguments=_arguments(plan),
+        kinds={kind: every for kind, every in plan.recording_of.items() if kind != "leaves"},
+        leaves_every_n_steps=plan.recording_of.get("leaves", 1),
+    )
+    callbacks = [*run.callbacks, ledger, _StopAtDivergence(plan.reference, ledger, progress)]
+    if plan.recording is not None:
+        recorder = StepRecorder(plan.recording)
+        callbacks = [recorder, *callbacks, recorder.after]
     trainer = Trainer(
         accelerator="cpu",
         devices=world_size,
-        strategy=DetStrategy(
-            cluster_environment=given_ranks(rank, world_size, port),
-            global_batch=data_recipe["global_batch"],
-            seed=data_recipe["seed"],
-        ),
-        accumulate_grad_batches=plan.accumulate,
         max_steps=plan.stop,
         max_epochs=-1,
-        callbacks=[ledger, _StopAtDivergence(plan.reference, ledger, progress)],
-        limit_train_batches=data_recipe["steps_per_epoch"] * plan.accumulate,
+        callbacks=callbacks,
         limit_val_batches=0,
-        **trainer_arguments(entry),
+        **_strategy(plan, rank, port),
+        **trainer_arguments(plan.entry),
         **QUIET_TRAINER,
     )
     try:
-        trainer.fit(module, data, ckpt_path=plan.checkpoint)
+        trainer.fit(run.module, run.data, ckpt_path=plan.checkpoint, weights_only=plan.checkpoint is not None)
     finally:
         if torch.distributed.is_initialized():
             torch.distributed.destroy_process_group()
-    return {name: parameter.detach().numpy().copy() for name, parameter in module.named_parameters()}
+    return {name: array_of(parameter) for name, parameter in run.module.named_parameters()}
+
+
+def _arguments(plan: ReplayPlan) -> dict[str, Any] | None:
+    same = plan.override in (None, plan.entry.get("function"))
+    return with_floats(plan.entry.get("arguments")) if same else None
+
+
+def _strategy(plan: ReplayPlan, rank: int, port: int) -> dict[str, Any]:
+    """The Trainer's arguments that make the arithmetic of the recorded run."""
+    recipe = plan.recipe
+    if recipe["arithmetic"] == "det":
+        data, steps = recipe["data"], recipe["data"].get("steps_per_epoch")
+        return {
+            "strategy": DetStrategy(
+                cluster_environment=given_ranks(rank, plan.world_size, port),
+                global_batch=data["global_batch"],
+                seed=data["seed"],
+                stock_optimizers=bool(recipe.get("lost_claims")),
+            ),
+            "precision": recipe.get("precision", "32-true"),
+            "accumulate_grad_batches": plan.accumulate,
+            "limit_train_batches": None if steps is None else steps * plan.accumulate,
+        }
+    stock = {"accumulate_grad_batches": plan.accumulate, "precision": recipe["precision"]}
+    if plan.world_size == 1 and "SingleDevice" in recipe["arithmetic"]:
+        return stock | {"strategy": "auto"}
+    cluster = given_ranks(rank, plan.world_size, port)
+    return stock | {"strategy": DDPStrategy(cluster_environment=cluster, process_group_backend="gloo")}
+
+
+def array_of(tensor: torch.Tensor) -> np.ndarray:
+    """The tensor's bits as an array of its own; bfloat16, which NumPy has no type for, as uint16."""
+    tensor = tensor.detach().cpu().contiguous()
+    if tensor.dtype == torch.bfloat16:
+        return tensor.view(torch.int16).numpy().view(np.uint16).copy()
+    return tensor.numpy().copy()
 
 
 QUIET_TRAINER: dict[str, Any] = {

@@ -43,3 +43,15 @@ def test_progress_is_told(tmp_path):
     seen = []
     counted(a, a, progress=lambda done, total: seen.append((done, total)))
     assert seen == [(256, 601), (512, 601)]
+
+
+def test_of_a_long_run_a_spread_of_steps_and_the_first_divergence_are_read(tmp_path):
+    a = write_run(tmp_path / "a", 300)
+    b = write_run(tmp_path / "b", 300, changes=[(217, "weights", NAMES[0])])
+    found = counted(a, b, most_steps=30)
+    assert (found.steps, found.looked_at, found.first) == (301, 30, 217)
+    assert 0 < found.steps_differ < 15
+    assert found.kinds[0].tensors_differ == {NAMES[0]}
+    every = counted(a, b, most_steps=None)
+    assert (every.looked_at, every.steps_differ, every.first) == (301, 84, 217)
+    assert counted(a, a, most_steps=30).steps_differ == 0

@@ -1,5 +1,6 @@
 """The ledger callback: it changes nothing, survives a kill, continues a resumed run, and refuses another run's directory."""
 
+import json
 import os
 import signal
 import time
@@ -8,16 +9,18 @@ from pathlib import Path
 import pytest
 import torch
 from det_lightning.callbacks.weight_ledger import WeightLedger
-from lightning.pytorch import Trainer
+from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import Callback, ModelCheckpoint
 from lightning.pytorch.strategies import DDPStrategy
 
 from det_lightning.errors import InputError
 from det_lightning.ledger.store import LedgerReader
+from det_lightning.replay import replay
 from det_lightning.replay.run import QUIET_TRAINER, quiet_lightning
 from det_lightning.strategies.lightning_strategy import DetStrategy
 from tests.claims.processes import Background, Failed, in_new_process
 from tests.claims.trainings import Run, train
+from tests.cli.golden_cases import answer
 from tests.replay.recorded import build
 
 
@@ -216,3 +219,151 @@ def test_a_ledger_may_begin_at_a_checkpoint_that_has_none(tmp_path):
 def test_an_unknown_kind_is_refused_when_it_is_asked_for():
     with pytest.raises(InputError, match="activations"):
         WeightLedger("nowhere", kinds=("weights", "activations"))
+
+
+def fit_in_started_processes(path: Path, start_method: str) -> None:
+    quiet_lightning()
+    module, loader = build()
+    strategy = DetStrategy(seed=4, start_method=start_method, global_batch=12)
+    callbacks = [WeightLedger(path)]
+    Trainer(accelerator="cpu", devices=2, strategy=strategy, max_steps=5, callbacks=callbacks, **QUIET_TRAINER).fit(
+        module, loader
+    )
+
+
+@pytest.mark.parametrize("start_method", ["fork", pytest.param("spawn", marks=pytest.mark.slow)])
+def test_processes_that_lightning_starts_write_one_ledger_and_the_same(tmp_path, start_method):
+    in_new_process(fit_in_started_processes, tmp_path / "two", start_method)
+    in_new_process(fit, tmp_path, steps=5)
+    assert traces(tmp_path / "two") == traces(tmp_path / "ledger")
+
+
+@pytest.mark.parametrize("option", [{"kinds": {"weights": 1, "optimizer": 4}}, {"leaves_every_n_steps": 3}])
+def test_what_is_recorded_less_often_is_replayed_alike(tmp_path, option):
+    in_new_process(fit_with_options, tmp_path / "sparse", option)
+    in_new_process(fit, tmp_path, steps=9)
+    with LedgerReader(tmp_path / "sparse") as sparse, LedgerReader(tmp_path / "ledger") as whole:
+        assert sparse.verify_chain().sound
+        for record in sparse.records():
+            for kind, found in record.agree["roots"].items():
+                if found is not None:
+                    assert found == whole.record(record.step).agree["roots"][kind]
+        rows = {kind: sum(kind in record.leaves for record in sparse.records()) for kind in ("weights", "optimizer")}
+    assert rows == ({"weights": 10, "optimizer": 3} if "kinds" in option else {"weights": 4, "optimizer": 4})
+    result = in_new_process(replay, tmp_path / "sparse", entry="tests.replay.recorded:build")
+    assert result.matched and result.steps == 9
+
+
+class DeferringLedger(WeightLedger):
+    """As on a CUDA device, where digests are fetched while the next step runs."""
+
+    @staticmethod
+    def _defers(pl_module) -> bool:
+        return True
+
+
+def fit_deferring(folder: Path, steps: int, resume: str | None = None, callback: Callback | None = None) -> None:
+    quiet_lightning()
+    module, loader = build()
+    arguments = {name: value for name, value in QUIET_TRAINER.items() if name != "enable_checkpointing"}
+    saver = ModelCheckpoint(folder, every_n_train_steps=3, save_top_k=-1, filename="{step}")
+    callbacks = [*([callback] if callback else []), DeferringLedger(folder / "ledger"), saver]
+    trainer = Trainer(
+        accelerator="cpu", devices=1, strategy=DetStrategy(seed=4), max_steps=steps, callbacks=callbacks, **arguments
+    )
+    trainer.fit(module, loader, ckpt_path=resume)
+
+
+def test_records_that_are_written_one_step_late_are_the_same_also_after_an_exception_and_a_resume(tmp_path):
+    in_new_process(fit, tmp_path / "at once", steps=8)
+    expected = traces(tmp_path / "at once" / "ledger")
+    with pytest.raises(Failed, match="planted"):
+        in_new_process(fit_deferring, tmp_path / "late", 8, callback=_RaisingNetwork())
+    assert traces(tmp_path / "late" / "ledger") == {step: trace for step, trace in expected.items() if step <= 4}
+    in_new_process(fit_deferring, tmp_path / "late", 8, str(tmp_path / "late" / "step=3.ckpt"))
+    assert traces(tmp_path / "late" / "ledger") == expected
+    with LedgerReader(tmp_path / "late" / "ledger") as late, LedgerReader(tmp_path / "at once" / "ledger") as once:
+        assert late.closed and late.verify_chain().sound
+        assert {each.step for each in late.checkpoints()} == {each.step for each in once.checkpoints()} == {3, 6}
+
+
+def fit_with_options(path: Path, option: dict) -> None:
+    quiet_lightning()
+    module, loader = build()
+    callbacks = [WeightLedger(path, **option)]
+    strategy = DetStrategy(seed=4)
+    Trainer(accelerator="cpu", devices=1, strategy=strategy, max_steps=9, callbacks=callbacks, **QUIET_TRAINER).fit(
+        module, loader
+    )
+
+
+def test_an_interval_below_one_is_refused():
+    with pytest.raises(InputError, match="every 0 steps"):
+        WeightLedger("nowhere", kinds={"weights": 0})
+    with pytest.raises(InputError, match="leaves_every_n_steps"):
+        WeightLedger("nowhere", leaves_every_n_steps=0)
+
+
+class TwoOptimizers(LightningModule):
+    """Two networks that are stepped one after the other, by hand, as in adversarial training."""
+
+    def __init__(self, doubled_from: int | None):
+        super().__init__()
+        self.automatic_optimization = False
+        self.doubled_from = doubled_from
+        self.one, self.other = torch.nn.Linear(8, 4), torch.nn.Linear(8, 4)
+        with torch.no_grad():
+            for parameter in self.parameters():
+                parameter.copy_(torch.arange(parameter.numel()).reshape(parameter.shape) % 5 / 8 - 0.25)
+
+    def training_step(self, batch, batch_idx):
+        x, y = batch
+        for network, optimizer in zip((self.one, self.other), self.optimizers(), strict=True):
+            optimizer.zero_grad()
+            logits = network(x)
+            if self.doubled_from is not None and self.trainer.global_step + 1 >= self.doubled_from:
+                logits = logits * 2.0
+            self.manual_backward(torch.nn.functional.cross_entropy(logits, y))
+            optimizer.step()
+
+    def configure_optimizers(self):
+        return [torch.optim.SGD(self.one.parameters(), lr=0.25), torch.optim.SGD(self.other.parameters(), lr=0.125)]
+
+
+def build_two(doubled_from: int | None = None):
+    return TwoOptimizers(doubled_from), build()[1]
+
+
+def fit_two(path: Path, strategy: str, doubled_from: int | None = None) -> None:
+    quiet_lightning()
+    module, loader = build_two(doubled_from)
+    entry = "tests.callbacks.test_weight_ledger:build_two"
+    callbacks = [WeightLedger(path, entry=entry, entry_arguments={"doubled_from": doubled_from})]
+    chosen = DetStrategy(seed=4) if strategy == "det" else "auto"
+    Trainer(accelerator="cpu", devices=1, strategy=chosen, max_steps=8, callbacks=callbacks, **QUIET_TRAINER).fit(
+        module, loader
+    )
+
+
+@pytest.mark.parametrize("strategy", ["det", "auto"])
+def test_every_step_of_several_optimizers_has_a_record(tmp_path, strategy):
+    in_new_process(fit_two, tmp_path / "a", strategy)
+    with LedgerReader(tmp_path / "a") as reader:
+        assert (reader.first_step, reader.last_step, reader.verify_chain().sound) == (0, 8, True)
+        records = [reader.leaves(record, "weights") for record in reader.records()]
+        for step in range(1, 9):
+            changed = {name for name in records[step] if records[step][name] != records[step - 1][name]}
+            assert changed == {f"{'one' if step % 2 else 'other'}.{kind}" for kind in ("weight", "bias")}
+        rates = [reader.record(step).agree["learning_rates"] for step in (1, 2)]
+        assert rates == [["3fd0000000000000"], ["3fc0000000000000"]]
+
+
+def test_a_change_is_found_in_the_step_of_the_second_optimizer(tmp_path):
+    in_new_process(fit_two, tmp_path / "a", "det")
+    in_new_process(fit_two, tmp_path / "b", "det", 4)
+    code, out, err = in_new_process(answer, ["bisect", str(tmp_path / "a"), str(tmp_path / "b"), "--replay", "--json"])
+    told = json.loads(out)
+    assert (code, told["first"]["step"], told["inside"]["verdict"]) == (1, 4, "found"), err
+    assert {each["name"] for each in told["first"]["tensors"]} == {"other.weight", "other.bias"}
+    assert told["inside"]["difference"]["candidate"]["name"] == "aten.mul.Tensor"
+    assert in_new_process(replay, tmp_path / "a").matched

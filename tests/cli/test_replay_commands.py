@@ -6,18 +6,26 @@ import types
 
 import numpy
 import pytest
+from blake3 import blake3
 
 from det_lightning.bisection.flipped_bit import array_digest
 from det_lightning.cli import exit_codes
+from det_lightning.cli.side_options import SideOptions
 from det_lightning.errors import InputError
 from det_lightning.ledger.compare import difference_at
 from det_lightning.ledger.store import LedgerReader, LedgerWriter
 from tests.cli.golden_cases import answer
-from tests.ledger.example_runs import agree_and_leaves
+from tests.ledger.example_runs import agree_and_leaves, append_steps
 
 
 def result(matched=True, first=None, steps=12):
     return types.SimpleNamespace(matched=matched, first=first, steps=steps)
+
+
+def finding(verdict, reason=""):
+    return types.SimpleNamespace(
+        verdict=verdict, reason=reason, rank=None, difference=None, element=None, tensor="", sample=None, before=()
+    )
 
 
 @pytest.fixture
@@ -40,7 +48,13 @@ def fake_replay(monkeypatch):
         module.calls.append((str(path), step, options))
         return answer_of("tensors")
 
+    def search(sides, reference, candidate, step):
+        module.calls.append((reference.path.name, candidate.path.name, step, sides))
+        return answer_of("finding")
+
     module.replay, module.tensors_at = replay, tensors_at
+    module.finding = finding("transient", "run again, it is the reference's")
+    monkeypatch.setattr(SideOptions, "search", search)
     monkeypatch.setitem(sys.modules, "det_lightning.replay", module)
     return module
 
@@ -54,14 +68,25 @@ def test_verify_replays_the_whole_run_after_checking_the_chain(beside_ledgers, f
     assert fake_replay.calls == [("a", options | {"out": None, "progress": None})]
 
 
-def test_verify_of_some_steps_replays_single_steps_spread_over_the_run(beside_ledgers, fake_replay):
-    fake_replay.result = result(steps=1)
+def test_verify_of_some_steps_runs_no_step_twice(beside_ledgers, fake_replay):
+    fake_replay.result = result(steps=9)
     code, out, _ = answer(["verify", "a", "--steps", "3"])
-    assert [(call[1]["start"], call[1]["stop"]) for call in fake_replay.calls] == [(3, 4), (7, 8), (11, 12)]
-    assert (code, out.splitlines()[1]) == (0, "match: steps 4, 8, 12 agree, replayed with world size 1 (3 steps run)")
-    fake_replay.calls.clear()
-    answer(["verify", "a", "--steps", "99"])
-    assert len(fake_replay.calls) == 12
+    assert [(call[1]["start"], call[1]["stop"]) for call in fake_replay.calls] == [(3, 12)]
+    assert (code, out.splitlines()[1]) == (0, "match: steps 4, 8, 12 agree, replayed with world size 1 (9 steps run)")
+
+
+def test_samples_of_steps_start_from_the_checkpoint_before_each(tmp_path, fake_replay):
+    writer = LedgerWriter.create(tmp_path / "run", recipe={}, environment={}, entry={})
+    for step in range(31):
+        append_steps(writer, [step])
+        if step in (10, 20, 25):
+            path = tmp_path / f"{step}.ckpt"
+            path.write_bytes(b"state")
+            # a file that is no longer what was recorded is not started from
+            writer.checkpoint(step, str(path), "00" * 32 if step == 25 else blake3(b"state").hexdigest())
+    writer.close()
+    answer(["verify", str(tmp_path / "run"), "--steps", "6"])
+    assert [(call[1]["start"], call[1]["stop"]) for call in fake_replay.calls] == [(4, 10), (14, 20), (24, 30)]
 
 
 def test_verify_does_not_replay_a_damaged_ledger(beside_ledgers, fake_replay):
@@ -184,7 +209,10 @@ def test_bisect_with_replay_names_the_flipped_bit(tmp_path, fake_replay):
     fake_replay.tensors = {"w": run.clean}
     code, out, _ = answer(["bisect", str(run.a), str(run.b), "--replay", "--entry", "m:f"])
     assert code == exit_codes.DIVERGE
-    assert fake_replay.calls == [(str(run.a), 2, {"kind": "weights", "entry": "m:f"})]
+    (search, tensors) = fake_replay.calls
+    assert search[:3] == ("flip_a", "flip_b", 2) and search[3].entry == ("m:f", "m:f")
+    assert tensors == (str(run.a), 2, {"kind": "weights", "entry": "m:f"})
+    assert out.splitlines()[-4] == "replay: transient: run again, it is the reference's"
     assert out.splitlines()[-3:] == [
         "replay: one flipped bit explains it: w[1, 2], bit 21",
         "  reference  0x3f400000  0.75   float32",
@@ -212,8 +240,26 @@ def test_a_replay_that_does_not_reproduce_the_reference_is_not_believed(tmp_path
     assert "the replay did not reproduce it" in err
 
 
-def test_bisect_replays_nothing_where_several_weights_or_none_differ(beside_ledgers, fake_replay):
+def test_bisect_looks_for_no_flip_where_several_weights_or_none_differ(beside_ledgers, fake_replay):
     assert "replay: 2 weights differ" in answer(["bisect", "a", "two", "--replay"])[1]
     assert "replay: no single weight is known to differ" in answer(["bisect", "a", "loss", "--replay"])[1]
     assert "replay" not in answer(["bisect", "a", "a", "--replay"])[1]
-    assert fake_replay.calls == []
+    assert "before their first step" in answer(["bisect", "a", "first", "--replay"])[1]
+    assert [call[:3] for call in fake_replay.calls] == [("a", "two", 5), ("a", "loss", 7)]
+
+
+def test_a_replay_that_shows_nothing_means_cannot_be_judged(beside_ledgers, fake_replay):
+    fake_replay.finding = finding("cannot be judged", "two replays differ from each other")
+    code, out, _ = answer(["bisect", "a", "two", "--replay"])
+    assert code == exit_codes.CANNOT_JUDGE
+    assert out.splitlines()[-1] == "replay: cannot be judged: two replays differ from each other"
+
+
+def test_each_side_has_its_own_entry_interpreter_and_directory(beside_ledgers, fake_replay, tmp_path):
+    answer(
+        ["bisect", "a", "two", "--replay", "--entry", "m:f", "--entry", "m:g", "--python", "p", "--cwd", str(tmp_path)]
+    )
+    sides = fake_replay.calls[0][3]
+    assert sides == SideOptions(("m:f", "m:g"), ("p", "p"), (str(tmp_path), str(tmp_path)), None, None)
+    for wrong in (["--cwd", str(tmp_path / "nowhere")], ["--entry", "a:b", "--entry", "a:c", "--entry", "a:d"]):
+        assert answer(["bisect", "a", "two", "--replay", *wrong])[0] == exit_codes.MISUSE

@@ -4,10 +4,12 @@ import re
 from fractions import Fraction
 from math import factorial, gcd
 
+import mpmath
 import pytest
 
 torch = pytest.importorskip("torch")
 
+from det_lightning.arithmetic import normal_tail  # noqa: E402
 from det_lightning.arithmetic.fixed_point import log_of_2  # noqa: E402
 from det_lightning.kernels import cuda_compile, cuda_layout  # noqa: E402
 
@@ -37,6 +39,19 @@ def test_reciprocal_factorials_as_pairs():
         exact = Fraction(1, factorial(int(n)))
         assert float.fromhex(high) == float(exact)
         assert float.fromhex(low) == float(exact - Fraction(float(exact)))
+
+
+def test_the_normal_tails_polynomial_is_the_cpus_and_close_to_the_function():
+    listed = re.search(r"TAIL_TERMS\[TAIL_DEGREE \+ 1\] = \{([^}]*)\}", text("elementary_constants.cuh"))[1]
+    assert tuple(float.fromhex(term) for term in listed.split(",")) == normal_tail.TERMS
+    with mpmath.workprec(200):
+        for a in (mpmath.mpf(n) / 16 for n in range(0, 320)):
+            t = (a - normal_tail.CENTER) / (a + normal_tail.CENTER)
+            exact = mpmath.erfc(a / mpmath.sqrt(2)) / 2 * mpmath.exp(a * a / 2)
+            assert abs(mpmath.polyval(normal_tail.TERMS[::-1], t) / (1 + a) / exact - 1) < 2.0**-53
+        high, low = constant("INVERSE_ROOT_2_PI"), constant("INVERSE_ROOT_2_PI_LOW")
+        value = 1 / mpmath.sqrt(2 * mpmath.pi)
+        assert float(value) == float(high) and float(value - float(high)) == float(low)
 
 
 def test_the_moduli_are_the_same_everywhere_and_pairwise_coprime():

@@ -6,8 +6,10 @@ torch = pytest.importorskip("torch")
 
 from det_lightning.kernels import cuda_binned_sum, cuda_reduction  # noqa: E402
 from det_lightning.kernels.cpu import binned_sum, reduction  # noqa: E402
+from det_lightning.ops.dot import det_dot, det_mean, det_sum_of_squares  # noqa: E402
 
 from .conftest import DEVICE  # noqa: E402
+from .test_ops_on_gpu import assert_same_on_both  # noqa: E402
 
 pytestmark = [pytest.mark.cuda, pytest.mark.usefixtures("kernels")]
 
@@ -84,3 +86,20 @@ def test_a_long_sum_of_one_sign_fills_every_pending_sum(dtype):
     x = data("large", 1, 3_000_017, dtype, 1)
     for what in ("sum", "squares"):
         assert torch.equal(cuda_binned_sum.sum_rows(what, x.to(DEVICE)).cpu(), binned_sum.sum_rows(what, x))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_means_inner_products_and_squares_of_any_strides(dtype):
+    x = data("normal", 40, 33 * 12, dtype, 5).view(40, 33, 12)
+    for view in (
+        lambda t: t,
+        lambda t: t.transpose(0, 2),
+        lambda t: t[::3, 1:, ::2],
+        lambda t: t[:0],
+        lambda t: t[1, 2],
+    ):
+        for dim in (None, 0, -1):
+            assert_same_on_both(lambda x, view=view, dim=dim: det_mean(view(x), dim, dtype=torch.float32), x)
+            assert_same_on_both(lambda x, view=view, dim=dim: det_sum_of_squares(view(x), dim, keepdim=True), x)
+        assert_same_on_both(lambda x, view=view: det_dot(view(x), view(x).flip(-1), dtype=dtype), x)
+    assert_same_on_both(lambda x: det_dot(x, x[:1, :, :]), x)

@@ -16,7 +16,7 @@ def readers(*paths):
     return [LedgerReader(path) for path in paths]
 
 
-def test_headers_are_compared_recipe_first_down_to_the_entry_that_differs(tmp_path):
+def test_headers_are_compared_in_order_of_likelihood_down_to_the_entry_that_differs(tmp_path):
     recipe = RECIPE | {"seed": 2, "model": {"digest": "77", "layers": 3}}
     environment = ENVIRONMENT | {"world_size": 3}
     a, b = readers(
@@ -24,9 +24,9 @@ def test_headers_are_compared_recipe_first_down_to_the_entry_that_differs(tmp_pa
         write_run(tmp_path / "b", 1, recipe=recipe, environment=environment),
     )
     assert header_differences(a, b) == (
+        HeaderDifference("recipe", "seed", "1", "2"),
         HeaderDifference("recipe", "model.digest", '"5f3a"', '"77"'),
         HeaderDifference("recipe", "model.layers", None, "3"),
-        HeaderDifference("recipe", "seed", "1", "2"),
         HeaderDifference("environment", "world_size", "1", "3"),
     )
     assert header_differences(a, a) == ()

@@ -12,6 +12,8 @@ from det_lightning.ledger.record import (
     float_bits,
     next_trace,
     root,
+    with_float_bits,
+    with_floats,
 )
 
 
@@ -94,3 +96,10 @@ def test_a_trace_binds_a_record_to_all_records_before_it():
     first = next_trace(FIRST_TRACE, {"step": 0})
     assert first == blake3(b"\0" * 32 + b'{"step":0}').hexdigest()
     assert next_trace(first, {"step": 1}) != next_trace(FIRST_TRACE, {"step": 1})
+
+
+def test_floats_in_arguments_come_back_to_the_bit():
+    value = {"rate": 0.1, "betas": [0.9, -0.0], "deep": {"nan": float("inf"), "n": 3, "text": "0.1", "none": None}}
+    kept = with_float_bits(value)
+    assert canonical_json(kept)
+    assert repr(with_floats(kept)) == repr(value)

@@ -103,9 +103,11 @@ def test_only_weights_are_rebuilt(run):
         tensors_at(run[0], 1, kind="gradients")
 
 
-def test_a_run_of_another_arithmetic_cannot_be_replayed(tmp_path):
+def test_a_stock_run_is_replayed_at_its_own_split_and_refused_at_another(tmp_path):
     from tests.callbacks.test_weight_ledger import record_under_ddp
 
     in_new_process(record_under_ddp, tmp_path / "ledger")
-    with pytest.raises(LedgerError, match="DDPStrategy"):
-        replay(tmp_path / "ledger", entry=ENTRY)
+    result = replayed(tmp_path / "ledger", entry=ENTRY)
+    assert (result.matched, result.steps) == (True, 5)
+    with pytest.raises(LedgerError, match="stock DDPStrategy"):
+        replay(tmp_path / "ledger", entry=ENTRY, accumulate=2)

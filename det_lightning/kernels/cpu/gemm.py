@@ -29,8 +29,8 @@ CHUNK_TERMS = 1 << 16
 
 
 def _tile_side(terms: int, scratch_bytes: int) -> int:
-    """Rows and columns of a square tile: 16 bytes for each element of two operands, 8 a modulus for each result."""
-    operand, result = 16 * terms + 64, 8 * gemm_float64.MAXIMUM_MODULI
+    """Rows and columns of a square tile: per modulus a byte for each element of two operands, 4 for each result."""
+    operand, result = gemm_int8.MAXIMUM_MODULI * terms + 64, 4 * gemm_int8.MAXIMUM_MODULI
     # result * side^2 + 2 * operand * side = scratch_bytes
     return max(16, (isqrt(operand * operand + result * scratch_bytes) - operand) // result)
 

@@ -5,18 +5,20 @@ has a low part of zero; every other value has the right sign beside any float.
 """
 
 from fractions import Fraction
-from math import factorial
+from math import factorial, isqrt
 
 import numpy as np
 
+from ....arithmetic.fixed_point import pi_fixed
 from . import elementary_short as short
 from .compiler import device_function
 from .double_double import add, divide, fast_two_sum, multiply, two_product, two_sum
-from .elementary_short import LN2_HEAD, LN2_MIDDLE, LN2_TAIL, LOG2_E, ROUND, clamp
+from .elementary_short import INVERSE_ROOT_2_PI, LN2_HEAD, LN2_MIDDLE, LN2_TAIL, LOG2_E, ROUND, clamp
 from .integers import float_from_pattern
 from .vectors import square_root
 
 DEGREE = 22
+SERIES_TERMS, FRACTION_TERMS = 75, 130
 
 
 def _pair(value: Fraction) -> tuple[float, float]:
@@ -24,6 +26,7 @@ def _pair(value: Fraction) -> tuple[float, float]:
     return high, float(value - Fraction(high))
 
 
+_INVERSE_ROOT_2_PI_LOW = float(1 / Fraction(isqrt(pi_fixed(300) << 301), 1 << 300) - Fraction(INVERSE_ROOT_2_PI))
 _TERMS = np.array([_pair(Fraction(1, factorial(n))) for n in range(DEGREE + 1)])
 
 
@@ -100,6 +103,57 @@ def exp(x):
 @device_function
 def expm1(x):
     return expm1_of(clamp(x))
+
+
+@device_function
+def normal_density(a):
+    """phi(a). Requires: |a| <= 30; a^2 is exact."""
+    high, low = exp_of(-0.5 * (a * a))
+    return multiply(high, low, INVERSE_ROOT_2_PI, _INVERSE_ROOT_2_PI_LOW)
+
+
+@device_function
+def normal_tail(a):
+    """Phi(-a), 0 <= a <= 30: 1/2 - phi(a) (a + a^3 / 3 + a^5 / (3 5) + ...), or phi(a) / (a + 1 / (a + 2 / (a + ...)))."""
+    density, density_low = normal_density(a)
+    if a < 4.0:
+        square = a * a
+        term, term_low, total, total_low = a, 0.0, a, 0.0
+        for n in range(1, SERIES_TERMS):
+            term, term_low = multiply(term, term_low, square, 0.0)
+            term, term_low = divide(term, term_low, np.float64(2 * n + 1), 0.0)
+            total, total_low = add(total, total_low, term, term_low)
+        total, total_low = multiply(total, total_low, density, density_low)
+        return add(0.5, 0.0, -total, -total_low)
+    bottom, bottom_low = a, 0.0
+    for back in range(FRACTION_TERMS):
+        bottom, bottom_low = divide(np.float64(FRACTION_TERMS - back), 0.0, bottom, bottom_low)
+        bottom, bottom_low = add(a, 0.0, bottom, bottom_low)
+    return divide(density, density_low, bottom, bottom_low)
+
+
+@device_function
+def normal_below(x):
+    """Phi(x). Requires: |x| <= 30."""
+    high, low = normal_tail(abs(x))
+    if x < 0.0:
+        return high, low
+    return add(1.0, 0.0, -high, -low)
+
+
+@device_function
+def gelu(x):
+    high, low = normal_below(x if abs(x) < 30.0 else (30.0 if x > 0.0 else -30.0))
+    return multiply(high, low, x, 0.0)
+
+
+@device_function
+def gelu_derivative(x):
+    y = x if abs(x) < 30.0 else (30.0 if x > 0.0 else -30.0)
+    high, low = normal_below(y)
+    density, density_low = normal_density(y)
+    density, density_low = multiply(density, density_low, y, 0.0)
+    return add(high, low, density, density_low)
 
 
 @device_function

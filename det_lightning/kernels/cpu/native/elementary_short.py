@@ -5,9 +5,10 @@ values of a normal magnitude. Exponentials of |x| above 300 are those of 300: no
 """
 
 from fractions import Fraction
-from math import factorial
+from math import factorial, isqrt
 
-from ....arithmetic.fixed_point import log_of_2
+from ....arithmetic.fixed_point import log_of_2, pi_fixed
+from ....arithmetic.normal_tail import CENTER, TERMS
 from .compiler import device_function
 from .integers import float_from_pattern, pattern_of_float
 from .vectors import square_root
@@ -26,8 +27,36 @@ _BIAS = 1023 << 52
 _ROOT_HALF = 0x3FE6A09E << 32
 """The pattern of sqrt(1 / 2), nearly."""
 
+INVERSE_ROOT_2_PI = float(1 / Fraction(isqrt(pi_fixed(300) << 301), 1 << 300))
+
 _C2, _C3, _C4, _C5, _C6, _C7, _C8, _C9, _C10, _C11, _C12, _C13 = (1.0 / factorial(n) for n in range(2, 14))
 _L3, _L5, _L7, _L9, _L11, _L13, _L15, _L17, _L19, _L21, _L23 = (2.0 / n for n in range(3, 24, 2))
+
+(
+    _T0,
+    _T1,
+    _T2,
+    _T3,
+    _T4,
+    _T5,
+    _T6,
+    _T7,
+    _T8,
+    _T9,
+    _T10,
+    _T11,
+    _T12,
+    _T13,
+    _T14,
+    _T15,
+    _T16,
+    _T17,
+    _T18,
+    _T19,
+    _T20,
+    _T21,
+    _T22,
+) = TERMS
 
 
 @device_function
@@ -102,6 +131,53 @@ def exp(x):
 @device_function
 def expm1(x):
     return expm1_of(clamp(x))
+
+
+@device_function
+def normal_tail(a):
+    """(Phi(-a) e^(a^2 / 2), e^(-a^2 / 2)). Requires: 0 <= a <= 30; within the bound to 20. a^2 is exact."""
+    t = (a - CENTER) / (a + CENTER)
+    p = _T22 * t + _T21
+    p = p * t + _T20
+    p = p * t + _T19
+    p = p * t + _T18
+    p = p * t + _T17
+    p = p * t + _T16
+    p = p * t + _T15
+    p = p * t + _T14
+    p = p * t + _T13
+    p = p * t + _T12
+    p = p * t + _T11
+    p = p * t + _T10
+    p = p * t + _T9
+    p = p * t + _T8
+    p = p * t + _T7
+    p = p * t + _T6
+    p = p * t + _T5
+    p = p * t + _T4
+    p = p * t + _T3
+    p = p * t + _T2
+    p = p * t + _T1
+    p = p * t + _T0
+    return p / (1.0 + a), exp_of(-0.5 * (a * a))
+
+
+@device_function
+def gelu(x):
+    a = abs(x) if abs(x) < 30.0 else 30.0
+    ratio, decay = normal_tail(a)
+    tail = x * (ratio * decay)
+    return tail if x < 0.0 else x - tail
+
+
+@device_function
+def gelu_derivative(x):
+    """e^(-a^2 / 2) (Phi(-a) e^(a^2 / 2) - a / sqrt(2 pi)), a = |x|, or one less that; 0 where more than ten bits cancel."""
+    a = abs(x) if abs(x) < 30.0 else 30.0
+    ratio, decay = normal_tail(a)
+    factor = ratio - a * INVERSE_ROOT_2_PI
+    slope = decay * factor if abs(factor) > 2.0**-10 else 0.0
+    return slope if x < 0.0 else 1.0 - decay * factor
 
 
 @device_function

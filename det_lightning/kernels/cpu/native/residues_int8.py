@@ -12,17 +12,17 @@ from ....arithmetic.residue import balanced_residue
 from ....arithmetic.residue_int8 import MAXIMUM_MODULI, fold, moduli
 from .bands import SCAN_PLACES, band_integer
 from .compiler import device_function, kernel
-from .memory import integers_1, integers_2, words_1
-from .vectors import address_of, bytes_1, prefer_widest_vectors, stack_bytes, stack_float32s
+from .memory import integers_1, integers_2, stack_integers, words_1
+from .vectors import bytes_1, prefer_widest_vectors, stack_float32s, stack_words
 
 LIMBS, LIMB_BITS = 4, 16
 CHUNK = 1024
 """Elements whose limbs are kept at a time: they stay in the first cache."""
 _KEPT = LIMBS * CHUNK
 
-PANEL, PANEL_TERMS = 16, 256
-"""Bands of a panel, and the terms of which all residues are kept before they are written."""
-_PANEL_BYTES = MAXIMUM_MODULI * PANEL * PANEL_TERMS
+PANEL, FOUR = 16, 4
+"""Bands of a panel, and the neighbouring terms that lie together in it."""
+_PANEL_TERMS = CHUNK // PANEL
 
 _ROUND = np.float32(12582912.0)
 """1.5 * 2^23: adding and subtracting it rounds a float32 below 2^22 to an integer."""
@@ -53,11 +53,11 @@ _BALANCE = sum(_HALF << (LIMB_BITS * limb) for limb in range(LIMBS - 1))
 
 @device_function
 def _fill_limbs(words, size, lowest, limbs):
-    """The limbs of band `lowest` of float32 patterns, limb l of element k at limbs[CHUNK l + k]; returns whether the
+    """The limbs of bands lowest[k] of float32 patterns, limb l of element k at limbs[CHUNK l + k]; returns whether the
     highest ones are all zero."""
     tops = 0
     for k in range(size):
-        value = band_integer(np.int64(words[k]), lowest) + _BALANCE
+        value = band_integer(np.int64(words[k]), lowest[k]) + _BALANCE
         top = value >> (3 * LIMB_BITS)
         tops |= top
         limbs[k] = np.float32(np.int32((value & _MASK) - _HALF))
@@ -108,13 +108,15 @@ def int8_residues_block(
     """
     prefer_widest_vectors()
     rows, scan = integers_1(rows_at, bands), integers_2(scan_at, SCAN_PLACES, bands)
-    limbs = stack_float32s(_KEPT)
+    limbs, lowest = stack_float32s(_KEPT), stack_integers(CHUNK)
     for band in range(start, stop):
+        for k in range(CHUNK):
+            lowest[k] = scan[0, band]
         for chunk in range((out_terms + CHUNK - 1) // CHUNK):
             k0 = chunk * CHUNK
             size, out_size = min(CHUNK, max(terms - k0, 0)), min(CHUNK, out_terms - k0)
             words = words_1(at + 4 * (rows[band] * stride + k0), size)
-            short = _fill_limbs(words, size, scan[0, band], limbs)
+            short = _fill_limbs(words, size, lowest, limbs)
             for m in range(count):
                 target = bytes_1(out_at + m * out_stride + band * out_terms + k0, out_size)
                 _residues(limbs, size, short, m, folded_count, target)
@@ -128,31 +130,35 @@ def int8_panels_block(
 ):  # fmt: skip
     """The same residues as the right operand of `native.amx_products`, for panels start .. stop - 1 of 16 bands.
 
-    out: int8 [panels, out_terms / 4, 16, 4]. Bands that a panel lacks are left as they are.
+    out: int8 [panels, out_terms / 4, 16, 4], out_terms a multiple of 64. Bands that a panel lacks may hold anything.
     """
     prefer_widest_vectors()
     rows, scan = integers_1(rows_at, bands), integers_2(scan_at, SCAN_PLACES, bands)
-    limbs, kept = stack_float32s(_KEPT), stack_bytes(_PANEL_BYTES)
-    kept_at = address_of(kept)
+    limbs, lowest, words = stack_float32s(_KEPT), stack_integers(CHUNK), stack_words(CHUNK)
+    for k in range(CHUNK):
+        lowest[k], words[k] = 0, np.int32(0)
     for panel in range(start, stop):
-        for chunk in range((out_terms + PANEL_TERMS - 1) // PANEL_TERMS):
-            k0 = chunk * PANEL_TERMS
-            size, out_size = min(PANEL_TERMS, max(terms - k0, 0)), min(PANEL_TERMS, out_terms - k0)
-            for lane in range(min(PANEL, bands - panel * PANEL)):
-                band = panel * PANEL + lane
-                words = words_1(at + 4 * (rows[band] * stride + k0), size)
-                short = _fill_limbs(words, size, scan[0, band], limbs)
-                for m in range(count):
-                    target = bytes_1(kept_at + (m * PANEL + lane) * out_size, out_size)
-                    _residues(limbs, size, short, m, folded_count, target)
-                    for k in range(size, out_size):
-                        target[k] = np.int8(0)
+        lanes = min(PANEL, bands - panel * PANEL)
+        for lane in range(lanes):
+            exponent = scan[0, panel * PANEL + lane]
+            for four in range(_PANEL_TERMS // FOUR):
+                for e in range(FOUR):
+                    lowest[(four * PANEL + lane) * FOUR + e] = exponent
+        for chunk in range(out_terms // _PANEL_TERMS):
+            k0 = chunk * _PANEL_TERMS
+            for lane in range(lanes):
+                row_at = at + 4 * (rows[panel * PANEL + lane] * stride + k0)
+                if k0 + _PANEL_TERMS <= terms:
+                    source = words_1(row_at, _PANEL_TERMS)
+                    for four in range(_PANEL_TERMS // FOUR):
+                        for e in range(FOUR):
+                            words[(four * PANEL + lane) * FOUR + e] = source[four * FOUR + e]
+                else:
+                    source = words_1(row_at, max(terms - k0, 0))
+                    for k in range(_PANEL_TERMS):
+                        word = source[k] if k0 + k < terms else np.int32(0)
+                        words[(k // FOUR * PANEL + lane) * FOUR + k % FOUR] = word
+            short = _fill_limbs(words, CHUNK, lowest, limbs)
             for m in range(count):
-                # Rows lie `out_size` apart, not a constant: of that the compiler would make 16-fold shuffles for minutes.
-                fours = out_size // 4
-                source = words_1(kept_at + m * PANEL * out_size, PANEL * fours)
-                target_at = out_at + m * out_stride + PANEL * (panel * out_terms + k0)
-                for four in range(fours):
-                    line = words_1(target_at + 4 * PANEL * four, PANEL)
-                    for lane in range(PANEL):
-                        line[lane] = source[lane * fours + four]
+                target = bytes_1(out_at + m * out_stride + PANEL * (panel * out_terms + k0), CHUNK)
+                _residues(limbs, CHUNK, short, m, folded_count, target)

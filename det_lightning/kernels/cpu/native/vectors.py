@@ -20,18 +20,8 @@ stack_floats = stack_intrinsic(types.float64, ir.DoubleType())
 stack_float32s = stack_intrinsic(types.float32, ir.FloatType())
 """stack_float32s(count): float32 [count]."""
 
-stack_bytes = stack_intrinsic(types.int8, ir.IntType(8))
-"""stack_bytes(count): int8 [count]."""
-
-
-@intrinsic
-def address_of(typing_context, array):
-    """The address of an array's first element."""
-
-    def generate(context, builder, signature, arguments):
-        return builder.ptrtoint(context.make_array(signature.args[0])(context, builder, arguments[0]).data, _I64)
-
-    return types.int64(array), generate
+stack_words = stack_intrinsic(types.int32, _I32)
+"""stack_words(count): int32 [count]."""
 
 
 @intrinsic

@@ -23,7 +23,10 @@ def explanation(difference: Difference) -> str:
         return _loss(difference, agree)
     if "gradients" in differ:
         if "loss" in agree:
-            return "the loss of this step agrees: the backward pass or the reduction of gradients differs"
+            return (
+                "the loss of this step agrees: the backward pass or the reduction of gradients differs, or the forward "
+                "pass in a way that does not show in the loss"
+            )
         return "the loss was not recorded: the forward pass, the backward pass or the reduction differs"
     if "clip" in differ and "gradients" in agree:
         return "gradients of this step agree: their norm, and so the clip coefficient, differs"

@@ -1,7 +1,7 @@
 import pytest
 
-from det_lightning.bisection.explanation import explanation
 from det_lightning.ledger.compare import record_difference
+from det_lightning.ledger.explanation import explanation
 from det_lightning.ledger.record import Record
 
 AGREE = {

@@ -1,0 +1,254 @@
+"""How long bisect and diff take on two long ledgers, how fast digests are, and what recording costs a training.
+
+    python -m benchmarks.ledger_speed --out benchmarks/results/ledger-cpu.json
+
+With --device cuda the digests and the recording are measured on a GPU instead, the recording with a network of GPT-2
+small's size:
+
+    python -m benchmarks.ledger_speed --device cuda --out benchmarks/results/ledger-h200.json
+
+The two ledgers have 100,000 steps of 300 tensors and part at a step in the middle; they are written to a directory that
+is removed afterwards (about 1.1 GB), or kept with --ledgers DIR.
+"""
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import torch
+from blake3 import blake3
+
+from benchmarks.surroundings import processor, surroundings
+from det_lightning.ledger.digest import tensor_digest
+from det_lightning.ledger.record import float_bits
+from det_lightning.ledger.store import LedgerWriter
+
+TENSORS = 300
+COMMANDS = ("bisect", "diff")
+
+
+def write_ledger(path: Path, steps: int, *, diverges_at: int | None = None) -> None:
+    """A made-up run whose digests are a pure function of the step, and of the run from `diverges_at` on."""
+    names = sorted(f"transformer.layer.{i // 12}.block.{i % 12}.weight" for i in range(TENSORS))
+    writer = LedgerWriter.create(path, recipe={"seed": 1}, environment={"world_size": 1}, entry={})
+    for step in range(steps + 1):
+        key = f"{step} {diverges_at is not None and step >= diverges_at}".encode()
+        row = blake3(key).digest(length=16 * TENSORS)
+        leaves = {name: row[16 * i : 16 * i + 16] for i, name in enumerate(names)}
+        agree = {
+            "step": step,
+            "epoch": step // 1000,
+            "sample_ids": blake3(key[:6]).hexdigest(),
+            "sample_bytes": f"{step:016x}",
+            "loss": float_bits(2.0 + 1.0 / (step + 1)),
+            "learning_rates": [float_bits(0.1)],
+            "clip": None,
+        }
+        writer.append(agree, {"weights": leaves}, {"time_ns": step})
+    writer.close()
+
+
+def command_seconds(folder: Path, command: str, repeats: int = 5) -> dict:
+    """A whole run of the command, the start of the interpreter included, and how much of the files it read."""
+    seconds = []
+    for _ in range(repeats):
+        begin = time.perf_counter()
+        done = subprocess.run(
+            [sys.executable, "-m", "det_lightning", command, str(folder / "a"), str(folder / "b")],
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        seconds.append(time.perf_counter() - begin)
+        assert done.returncode == 1, done.stderr
+    return {"median_s": round(statistics.median(seconds), 3), "worst_s": round(max(seconds), 3), "repeats": repeats}
+
+
+def digest_rate(elements: int = 1 << 24, repeats: int = 7) -> dict:
+    """Bytes of float32 that one thread digests in a second of its own time, from memory and from the cache."""
+    torch.set_num_threads(1)
+    rates = {}
+    for place, count in (("memory", elements), ("cache", 1 << 18)):
+        tensor = torch.randn(count)
+        tensor_digest(tensor)
+        seconds = []
+        for _ in range(repeats):
+            begin = time.thread_time()
+            for _ in range(elements // count):
+                tensor_digest(tensor)
+            seconds.append(time.thread_time() - begin)
+        rates[f"{place}_GB_per_s"] = round(4e-9 * elements / statistics.median(seconds), 2)
+    return {"bytes": 4 * elements, **rates, "repeats": repeats}
+
+
+def cuda_digest_rate(elements: int = 1 << 28, repeats: int = 20) -> dict:
+    """Bytes of float32 that a GPU digests in a second, and copies."""
+    from det_lightning.kernels.dispatch import kernels_of
+
+    tensor = torch.randn(elements, device="cuda")
+    copy = torch.empty_like(tensor)
+
+    def seconds(call, moved: int) -> float:
+        call()
+        torch.cuda.synchronize()
+        begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        begin.record()
+        for _ in range(repeats):
+            call()
+        end.record()
+        torch.cuda.synchronize()
+        return moved * repeats / (1e-3 * begin.elapsed_time(end)) / 1e9
+
+    digest = seconds(lambda: kernels_of("digest").lanes_tensor(tensor), 4 * elements)
+    copied = seconds(lambda: copy.copy_(tensor), 8 * elements)
+    return {
+        "bytes": 4 * elements,
+        "digest_GB_per_s": round(digest),
+        "copy_read_and_write_GB_per_s": round(copied),
+        "share_percent": round(100 * digest / copied, 1),
+        "repeats": repeats,
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--out", type=Path)
+    parser.add_argument("--ledgers", type=Path)
+    parser.add_argument("--steps", type=int, default=100_000)
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
+    options = parser.parse_args()
+    if options.device == "cuda":
+        result = {
+            **surroundings(torch.cuda.get_device_name()),
+            "digest": cuda_digest_rate(),
+            "recording": recording_overhead("cuda"),
+        }
+        return write(result, options.out)
+    os.environ["OMP_NUM_THREADS"] = "1"
+    with tempfile.TemporaryDirectory() as scratch:
+        folder = options.ledgers or Path(scratch)
+        begin = time.perf_counter()
+        if not (folder / "b").exists():
+            write_ledger(folder / "a", options.steps)
+            write_ledger(folder / "b", options.steps, diverges_at=options.steps * 618 // 1000)
+        written = time.perf_counter() - begin
+        size = sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
+        result = {
+            **surroundings(processor()),
+            "ledgers": {"steps": options.steps, "tensors": TENSORS, "bytes": size, "written_in_s": round(written, 1)},
+            "commands": {command: command_seconds(folder, command) for command in COMMANDS},
+            "digest": digest_rate(),
+            "recording": recording_overhead(),
+        }
+    write(result, options.out)
+
+
+def write(result: dict, out: Path | None) -> None:
+    text = json.dumps(result, indent=2) + "\n"
+    print(text)
+    if out:
+        out.write_text(text)
+
+
+def recording_overhead(device: str = "cpu", steps: int = 30) -> dict:
+    """Seconds of a stock training step with and without a ledger of all kinds."""
+    step_seconds = {"cpu": cpu_step_seconds, "cuda": cuda_step_seconds}[device]
+    plain = [step_seconds(None, steps) for _ in range(3)]
+    recorded = []
+    for _ in range(3):
+        with tempfile.TemporaryDirectory() as folder:
+            recorded.append(step_seconds(Path(folder, "ledger"), steps))
+    without, with_ledger = statistics.median(plain), statistics.median(recorded)
+    return {
+        "step_s": round(without, 5),
+        "step_with_ledger_s": round(with_ledger, 5),
+        "overhead_percent": round(100 * (with_ledger / without - 1), 1),
+        "steps": steps,
+    }
+
+
+def cpu_step_seconds(ledger: Path | None, steps: int) -> float:
+    """One thread, seven million weights, batches of 256."""
+    torch.set_num_threads(1)
+    network = torch.nn.Sequential(
+        *(layer for _ in range(6) for layer in (torch.nn.Linear(1088, 1088), torch.nn.ReLU()))
+    )
+    return fit_seconds(network, torch.randn(256 * steps, 1088), 256, ledger, steps, time.thread_time, "cpu")
+
+
+def cuda_step_seconds(ledger: Path | None, steps: int) -> float:
+    """GPT-2 small in float32 without TF32: 12 layers of width 768, 124 million weights, 8 sequences of 1,024 tokens."""
+    torch.backends.cuda.matmul.allow_tf32 = False
+    return fit_seconds(Transformer(), torch.randint(50257, (8 * steps, 1024)), 8, ledger, steps, cuda_time, "gpu")
+
+
+def cuda_time() -> float:
+    """Without waiting for the device: a training that runs ahead of it is what is measured, over many steps."""
+    return time.perf_counter()
+
+
+class Transformer(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.tokens, self.places = torch.nn.Embedding(50257, 768), torch.nn.Embedding(1024, 768)
+        layer = torch.nn.TransformerEncoderLayer(768, 12, 3072, 0.0, "gelu", batch_first=True, norm_first=True)
+        self.layers = torch.nn.TransformerEncoder(layer, 12, enable_nested_tensor=False)
+
+    def forward(self, x):
+        mask = torch.nn.Transformer.generate_square_subsequent_mask(x.shape[1], device=x.device)
+        hidden = self.tokens(x) + self.places(torch.arange(x.shape[1], device=x.device))
+        return self.layers(hidden, mask=mask, is_causal=True) @ self.tokens.weight.T
+
+
+def fit_seconds(network, samples, batch_size: int, ledger: Path | None, steps: int, clock, accelerator: str) -> float:
+    """Seconds of one step, from the third to the last."""
+    from det_lightning.callbacks.weight_ledger import WeightLedger
+    from lightning.pytorch import Callback, LightningModule, Trainer
+    from torch.utils.data import DataLoader, TensorDataset
+
+    from det_lightning.replay.run import QUIET_TRAINER, quiet_lightning
+
+    class Clock(Callback):
+        times: list[float]
+
+        def on_train_start(self, *_) -> None:
+            self.times = []
+
+        def on_train_batch_end(self, *_) -> None:
+            if len(self.times) in (0, steps - 1) and accelerator == "gpu":
+                torch.cuda.synchronize()
+            self.times.append(clock())
+
+    class Module(LightningModule):
+        def __init__(self):
+            super().__init__()
+            self.net = network
+
+        def training_step(self, batch, _):
+            out = self.net(batch[0])
+            if out.dim() == 3:
+                return torch.nn.functional.cross_entropy(out[:, :-1].flatten(0, 1), batch[0][:, 1:].flatten())
+            return out.square().mean()
+
+        def configure_optimizers(self):
+            return torch.optim.AdamW(self.parameters(), lr=1e-4)
+
+    quiet_lightning()
+    torch.manual_seed(0)
+    times = Clock()
+    callbacks = [*([WeightLedger(ledger)] if ledger else []), times]
+    data = DataLoader(TensorDataset(samples), batch_size=batch_size)
+    trainer = Trainer(accelerator=accelerator, devices=1, max_steps=steps, callbacks=callbacks, **QUIET_TRAINER)
+    trainer.fit(Module(), data)
+    first = 0 if accelerator == "gpu" else 2
+    return (times.times[-1] - times.times[first]) / (len(times.times) - 1 - first)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,260 @@
+"""The first operation in which two runs of one step differ: a pure comparison of two operation logs.
+
+An operation that differs because an earlier one did is a consequence. A difference that reaches nothing (a logged time,
+say) is passed over where a later one with a cause of its own does reach the state after the step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+from det_lightning.bisection.operation_log import BATCH, GRADIENTS, NOT_READ, PENDING, STATE, Operation, Value
+
+OPERATION, ARGUMENT, INPUT, CODE, DATA, STATE_BEFORE, STATE_AFTER = (
+    "operation", "argument", "input", "code", "data", "state before", "state after",
+)  # fmt: skip
+_OF_ITS_OWN = (OPERATION, ARGUMENT, CODE, DATA, STATE_BEFORE)
+_LOOK_AHEAD = 40
+_NOWHERE = "that no recorded operation made"
+CONSTANT = "aten.lift_fresh"  # how torch.tensor(number) shows
+
+
+@dataclass(frozen=True)
+class OperationDifference:
+    """How two runs of a step part.
+
+    kind: OPERATION, equal inputs and unequal outputs; ARGUMENT, another number was given; INPUT, a tensor was read that
+    no recorded operation made different; CODE, other operations ran; DATA, the batch differs; STATE_BEFORE, STATE_AFTER.
+    reference, candidate: the operation on each side; None where one side has none.
+    side, place: which tensor of `shown` differs, as ("outputs" or "inputs", number); None if there is none.
+    shown: the pair of operations to look at: these two, or for CODE the next ones that both sides ran and that were
+    given another tensor. argument: number of the differing argument, else None. origin: where each side's tensor came
+    from, for INPUT.
+    """
+
+    kind: str
+    reference: Operation | None
+    candidate: Operation | None
+    side: str | None = None
+    place: int | None = None
+    argument: int | None = None
+    origin: tuple[str, str] | None = None
+    shown: tuple[Operation, Operation] | None = None
+
+    @property
+    def index(self) -> int:
+        return min(each.index for each in (self.reference, self.candidate) if each is not None)
+
+
+def first_operation(reference: Sequence[Operation], candidate: Sequence[Operation]) -> OperationDifference | None:
+    """The first difference with a cause of its own, None if all operations agree."""
+    found: list[OperationDifference] = []
+    values = [
+        {value.digest for each in log for value in (*each.inputs, *each.outputs)} for log in (reference, candidate)
+    ]
+    explained: set[str] = set()  # digests on the candidate's side that an earlier difference made
+    touched: set[int] = set()  # storages such values were written to
+    for one, other in aligned(reference, candidate):
+        if one is not None and other is not None and one.identity == other.identity:
+            found = [_with_effect(each, one, other) for each in found]
+        difference = _difference(one, other, explained, touched, reference, candidate)
+        if difference is not None and difference.kind == CODE and _makes_nothing_new(one, other, *values):
+            continue
+        if difference is not None and (difference.kind != CODE or not _goes_on(found, difference)):
+            found.append(difference)
+        if difference is None or difference.kind != CODE:
+            _taint(one, other, explained, touched)
+        else:
+            for each in other.outputs if other is not None else ():
+                explained.add(each.digest)
+                touched.add(each.storage)
+    if len(found) < 2 or _reaches(found[0], candidate):
+        return found[0] if found else None
+    return next((each for each in found if _has_its_own_cause(each) and _reaches(each, candidate)), found[0])
+
+
+def _makes_nothing_new(one: Operation | None, other: Operation | None, ours: set[str], theirs: set[str]) -> bool:
+    """Whether all that only one side ran gave values that the other side has too, such as one more view."""
+    sides = ((one, theirs), (other, ours))
+    return all(
+        each.digest in values and each.digest not in NOT_READ
+        for operation, values in sides
+        for each in (operation.outputs if operation else ())
+    )
+
+
+def _has_its_own_cause(difference: OperationDifference) -> bool:
+    """Not for a tensor from nowhere: it may be the consequence of an earlier difference by a way that is not recorded."""
+    if difference.kind != INPUT:
+        return difference.kind in _OF_ITS_OWN
+    known = difference.origin is not None and not any(each.endswith(_NOWHERE) for each in difference.origin)
+    return known or difference.reference.name == CONSTANT
+
+
+def _goes_on(found: list[OperationDifference], difference: OperationDifference) -> bool:
+    """Whether other code that was found already goes on here: it is one difference, told by its first operation."""
+    return bool(found) and found[-1].kind == CODE and found[-1].shown is None and difference.shown is None
+
+
+def _with_effect(difference: OperationDifference, one: Operation, other: Operation) -> OperationDifference:
+    if difference.kind != CODE or difference.shown is not None:
+        return difference
+    for side in ("inputs", "outputs"):
+        for place, (ours, theirs) in enumerate(zip(getattr(one, side), getattr(other, side), strict=False)):
+            if _differ(ours, theirs) and (ours.dtype, ours.shape) == (theirs.dtype, theirs.shape):
+                return replace(difference, shown=(one, other), side=side, place=place)
+    return difference
+
+
+def aligned(
+    reference: Sequence[Operation], candidate: Sequence[Operation]
+) -> Iterator[tuple[Operation | None, Operation | None]]:
+    """Both logs side by side; an operation that only one side ran stands alone."""
+    i = j = 0
+    while i < len(reference) and j < len(candidate):
+        if reference[i].identity == candidate[j].identity:
+            yield reference[i], candidate[j]
+            i, j = i + 1, j + 1
+            continue
+        ahead = _meeting(reference, candidate, i, j)
+        if ahead is None:
+            yield reference[i], candidate[j]
+            return
+        for _ in range(min(ahead)):
+            yield reference[i], candidate[j]
+            i, j = i + 1, j + 1
+        for _ in range(ahead[0] - min(ahead)):
+            yield reference[i], None
+            i += 1
+        for _ in range(ahead[1] - min(ahead)):
+            yield None, candidate[j]
+            j += 1
+    for rest in reference[i:]:
+        yield rest, None
+    for rest in candidate[j:]:
+        yield None, rest
+
+
+def _meeting(reference, candidate, i: int, j: int) -> tuple[int, int] | None:
+    """How far to go on each side until two operations in a row are the same place of the program again."""
+    for total in range(1, 2 * _LOOK_AHEAD):
+        for skipped in range(max(0, total - _LOOK_AHEAD), min(total, _LOOK_AHEAD) + 1):
+            one, other = (
+                reference[i + skipped : i + skipped + 2],
+                candidate[j + total - skipped : j + total - skipped + 2],
+            )
+            if (
+                one
+                and len(one) == len(other)
+                and all(a.identity == b.identity for a, b in zip(one, other, strict=True))
+            ):
+                return skipped, total - skipped
+    return None
+
+
+def _difference(one, other, explained, touched, reference, candidate) -> OperationDifference | None:
+    if one is None or other is None or one.identity != other.identity:
+        return OperationDifference(CODE, one, other)
+    outputs = [place for place, (a, b) in enumerate(zip(one.outputs, other.outputs, strict=True)) if _differ(a, b)]
+    if one.name in (STATE, BATCH):
+        kind = DATA if one.name == BATCH else STATE_BEFORE if one.phase == "begin" else STATE_AFTER
+        for place in outputs:
+            if kind != STATE_AFTER or not _known(other.outputs[place], explained, touched):
+                return OperationDifference(kind, one, other, "outputs", place, shown=(one, other))
+        return None
+    inputs = [place for place, (a, b) in enumerate(zip(one.inputs, other.inputs, strict=False)) if _differ(a, b)]
+    unknown = [place for place in inputs if not _known(other.inputs[place], explained, touched)]
+    spelled = [place for place, (a, b) in enumerate(zip(one.arguments, other.arguments, strict=False)) if a != b]
+    if spelled and not inputs and not one.arguments[spelled[0]].startswith("gives "):
+        place = outputs[0] if outputs else None
+        return OperationDifference(ARGUMENT, one, other, "outputs", place, spelled[0], shown=(one, other))
+    if unknown:
+        origin = (
+            origin_of(one.inputs[unknown[0]], reference, one.index),
+            origin_of(other.inputs[unknown[0]], candidate, other.index),
+        )
+        return OperationDifference(INPUT, one, other, "inputs", unknown[0], origin=origin, shown=(one, other))
+    if outputs and not inputs:
+        if one.inputs or one.name.startswith("aten."):
+            return OperationDifference(OPERATION, one, other, "outputs", outputs[0], shown=(one, other))
+        if not any(_known(other.outputs[place], explained, touched) for place in outputs):
+            return OperationDifference(INPUT, one, other, "outputs", outputs[0], shown=(one, other))
+    return None
+
+
+def _differ(one: Value, other: Value) -> bool:
+    return (one.digest, one.shape, one.dtype) != (other.digest, other.shape, other.dtype)
+
+
+def _known(value: Value, explained: set[str], touched: set[int]) -> bool:
+    return value.digest in explained or value.storage in touched
+
+
+def _taint(one: Operation | None, other: Operation | None, explained: set[str], touched: set[int]) -> None:
+    if other is None or other.name == STATE:
+        return
+    pending = any(each.digest == PENDING for each in other.outputs)
+    known = any(_known(each, explained, touched) for each in other.inputs)
+    for place, made in enumerate(other.outputs):
+        if (one is not None and _differ(one.outputs[place], made)) or (pending and known):
+            explained.add(made.digest)
+            touched.add(made.storage)
+        elif made.storage not in {each.storage for each in other.inputs}:
+            touched.discard(made.storage)  # memory that was freed and used again
+
+
+def _reaches(difference: OperationDifference, candidate: Sequence[Operation]) -> bool:
+    """Whether what differs may have had an effect on the state after the step."""
+    start = difference.candidate
+    if start is None or difference.kind in (STATE_BEFORE, STATE_AFTER):
+        return True
+    tainted = {each.digest for each in start.outputs}
+    storages = {each.storage for each in start.outputs}
+    if difference.reference is not None and difference.reference.identity == start.identity:
+        changed = [b for a, b in zip(difference.reference.outputs, start.outputs, strict=True) if _differ(a, b)]
+        tainted, storages = {each.digest for each in changed}, {each.storage for each in changed}
+    for operation in candidate[start.index + 1 :]:
+        if operation.name == STATE:
+            return any(each.digest in tainted or each.storage in storages for each in operation.outputs)
+        if any(each.digest in tainted or each.storage in storages for each in operation.inputs):
+            tainted |= {each.digest for each in operation.outputs}
+            storages |= {each.storage for each in operation.outputs}
+        else:
+            fresh = {each.storage for each in operation.outputs} - {each.storage for each in operation.inputs}
+            storages -= fresh
+    return False
+
+
+def concerned_tensor(difference: OperationDifference, log: Sequence[Operation]) -> str:
+    """Name of the state that the operation, or one soon after it, works on; empty if there is none.
+
+    log: of the candidate, or of the reference where the candidate has no such operation.
+    """
+    one = difference.candidate or difference.reference
+    gradient = ""
+    if difference.kind == INPUT and (name := getattr(difference.candidate, difference.side)[difference.place].name):
+        return name
+    for operation in (difference.shown or ()) + tuple(log[one.index : one.index + _LOOK_AHEAD]):
+        if operation.name in (STATE, BATCH):
+            continue
+        for value in (*operation.outputs, *operation.inputs):
+            if value.name and not value.name.startswith(GRADIENTS):
+                return value.name
+            gradient = gradient or value.name
+    return gradient
+
+
+def origin_of(value: Value, log: Sequence[Operation], before: int) -> str:
+    """Where a tensor with this digest was last seen before operation number `before`, in words."""
+    if log[before].name == CONSTANT:
+        return "a constant of the program"
+    for operation in reversed(log[:before]):
+        for made in operation.outputs:
+            if made.digest == value.digest:
+                if operation.name in (STATE, BATCH):
+                    when = " before the step" if operation.phase == "begin" else ""
+                    return f"{made.name}{when}"
+                named = f" ({made.name})" if made.name else ""
+                return f"what operation {operation.index}, {operation.name}, gave{named}"
+    return f"{value.name or 'a tensor'} {_NOWHERE}"

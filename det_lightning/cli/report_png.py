@@ -1,0 +1,112 @@
+"""bisect --png: the pictures of the report in one image, for those who sit at a terminal."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from textwrap import wrap
+from typing import Any
+
+from det_lightning.cli.printing import value_text, visible
+from det_lightning.cli.report_data import DIVERGE, MATCH, Report
+from det_lightning.cli.step_report import meaning, name_of, tensor_of
+
+_INK, _SOFT, _BAD = "#1d2733", "#5b6875", "#c2334d"
+_REFERENCE, _CANDIDATE, _MATCH, _UNKNOWN = "#7fb2d9", "#1f4e79", "#d5e3ef", "#f1f2f4"
+_MOST_ROWS = 60
+
+
+def write_png(report: Report, path: Path) -> None:
+    """Losses, their distance, the map of tensors over steps, and what differs, in words."""
+    from matplotlib.figure import Figure
+
+    rows = report.map.rows[:_MOST_ROWS]
+    lines = [part for line in _words(report) for part in wrap(line, 150, subsequent_indent="    ") or [""]]
+    heights = [2.6, 1.1, 0.6 + 0.16 * max(len(rows), 4), 0.3 + 0.17 * len(lines)]
+    figure = Figure(figsize=(13, sum(heights) + 1.6), dpi=110, layout="constrained")
+    losses, apart, tensors, words = figure.subplots(4, 1, gridspec_kw={"height_ratios": heights})
+    step = None if report.comparison.first is None else report.comparison.first.step
+    figure.suptitle(visible(report.comparison.reason), color=_INK, fontsize=13)
+    _draw_losses(report, losses, apart, step)
+    _draw_map(report, rows, tensors, step)
+    words.axis("off")
+    words.set_in_layout(False)
+    words.text(0, 1, "\n".join(lines), va="top", family="monospace", fontsize=8.5, color=_INK, parse_math=False)
+    figure.savefig(path, format="png")
+
+
+def _draw_losses(report: Report, losses: Any, apart: Any, step: int | None) -> None:
+    styles = ((report.curves[0], "reference", _REFERENCE, 4.5), (report.curves[1], "candidate", _CANDIDATE, 1.4))
+    for curve, name, colour, width in styles:
+        losses.plot(curve.steps, [_number(each) for each in curve.losses], color=colour, linewidth=width, label=name)
+    losses.set_ylabel("loss")
+    losses.legend(frameon=False, loc="lower right", ncols=2, bbox_to_anchor=(1, 1))
+    ours = dict(zip(report.curves[0].steps, report.curves[0].losses, strict=True))
+    pairs = [(s, ours.get(s), v) for s, v in zip(report.curves[1].steps, report.curves[1].losses, strict=True)]
+    points = [(s, abs(v - o)) for s, o, v in pairs if o is not None and v is not None and abs(v - o) > 0]
+    apart.set_ylabel("|difference|")
+    apart.set_xlabel("step")
+    apart.sharex(losses)
+    if points:
+        apart.semilogy(*zip(*points, strict=True), color=_BAD, marker=".", linewidth=1)
+    else:
+        apart.text(0.5, 0.5, "no losses differ", transform=apart.transAxes, ha="center", color=_SOFT)
+        apart.set_yticks([])
+    for axes in (losses, apart):
+        axes.grid(axis="y", color="#d9dfe5")
+        if step is not None:
+            axes.axvline(step, color=_BAD, linestyle="--", linewidth=1)
+    if step is not None:
+        losses.annotate(
+            f"first divergence: step {step}", (step, 1), xycoords=("data", "axes fraction"), xytext=(5, -14),
+            textcoords="offset points", color=_BAD,
+        )  # fmt: skip
+
+
+def _draw_map(report: Report, rows: Any, axes: Any, step: int | None) -> None:
+    from matplotlib.colors import ListedColormap
+
+    if not rows:
+        axes.axis("off")
+        axes.text(0, 0.5, "no tensors were recorded on both sides", color=_SOFT)
+        return
+    number = {MATCH: 0, DIVERGE: 1}
+    cells = [[number.get(state, 2) for state in row.states] for row in rows]
+    colours = ListedColormap([_MATCH, _BAD, _UNKNOWN])
+    axes.imshow(cells, aspect="auto", cmap=colours, vmin=0, vmax=2, interpolation="nearest")
+    names = [f"{row.kind} {visible(row.name, widest=40)}" for row in rows]
+    axes.set_yticks(range(len(rows)), names, fontsize=7, parse_math=False)
+    places = sorted({len(report.map.steps) * i // 6 for i in range(6)} | {len(report.map.steps) - 1})
+    axes.set_xticks(places, [str(report.map.steps[place]) for place in places])
+    axes.set_xlabel("step (light: the tensor agrees, dark: it differs)")
+    if step in report.map.steps:
+        axes.axvline(report.map.steps.index(step) - 0.5, color=_INK, linestyle="--", linewidth=1)
+
+
+def _number(loss: float | None) -> float:
+    return float("nan") if loss is None else loss
+
+
+def _words(report: Report) -> list[str]:
+    lines = []
+    for each in report.comparison.headers[:8]:
+        values = [visible(value_text(value), widest=34) for value in (each.reference, each.candidate)]
+        lines.append(f"{each.part} {visible(each.name, widest=40)}: {values[0]} -> {values[1]}")
+    finding = report.finding
+    if finding is not None and finding.difference is None:
+        lines += ["", visible(f"replay: {finding.verdict}: {finding.reason}", widest=150)]
+    elif finding is not None:
+        difference, element = finding.difference, finding.element
+        one = difference.reference or difference.candidate
+        lines += [
+            "",
+            f"replay: {one.phase}, operation {difference.index} of rank {finding.rank}, {name_of(one)}"
+            + (f", in module {visible(one.module)}" if one.module else ""),
+            f"  {meaning(difference)}",
+        ]
+        if element is not None:
+            lines.append(
+                f"  {tensor_of(difference)} at [{', '.join(map(str, element.index))}]: 0x{element.reference_bits} "
+                f"({element.reference}) -> 0x{element.candidate_bits} ({element.candidate})"
+                + ("" if element.ulps is None else f", {element.ulps} ulps apart")
+            )
+    return lines

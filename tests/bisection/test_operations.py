@@ -1,0 +1,158 @@
+"""The first operation with a cause of its own, on made-up logs; consequences and refactoring are passed over."""
+
+import pytest
+
+from det_lightning.bisection.operation_log import PENDING, Operation, Value, read_log, write_line
+from det_lightning.bisection.operations import ARGUMENT, CODE, DATA, INPUT, OPERATION, aligned, first_operation
+from det_lightning.errors import LedgerError
+
+
+class Log:
+    """Builds a log: `log.run("mul", "x", gives="y")`; a tensor's content is what it was last given, told by a text."""
+
+    def __init__(self):
+        self.operations: list[Operation] = []
+        self.content: dict[str, str] = {}
+
+    def value(self, name: str) -> Value:
+        return Value("float32", (2,), self.content.get(name, name), abs(hash(name)) % 10**9, "")
+
+    def run(self, op, *inputs, gives="", content=None, arguments=(), phase="forward", module="", samples=None):
+        before = tuple(self.value(each) for each in inputs)
+        outputs = ()
+        if gives:
+            words = [op, *map(str, arguments), *(each.digest for each in before)]
+            self.content[gives] = content or f"{'|'.join(words)}"
+            outputs = (self.value(gives),)
+        self.operations.append(
+            Operation(
+                len(self.operations),
+                phase,
+                0,
+                module,
+                op,
+                "",
+                None,
+                "",
+                tuple(map(str, arguments)),
+                before,
+                outputs,
+                samples,
+            )
+        )
+        return self
+
+    def end(self, *names):
+        outputs = tuple(self.value(name) for name in names)
+        self.operations.append(Operation(len(self.operations), "end", 0, "", "state", "", None, "", (), (), outputs))
+        return self.operations
+
+
+def step(*, batch="b", scale=2, clock="10:00", kernel=None, extra=None, module="net", stale=False) -> list[Operation]:
+    """A step that scales its batch, logs the time, and adds the result to the weight w."""
+    log = Log()
+    log.run("batch", gives="batch", content=batch)
+    log.run("aten.lift_fresh", clock, gives="time", content=f"time {clock}")
+    log.run("aten.mul", "batch", gives="y", arguments=(scale,), module=module, content=kernel)
+    if extra:
+        log.run(*extra[0], **extra[1])
+    log.run("aten.sum", "y", gives="loss", module=module)
+    log.run("aten.clone", "w", gives="old", content="w", phase="update")
+    log.run("aten.add_", "w", "loss", gives="w2", phase="update")
+    log.run("aten.mul", "old" if stale else "w2", gives="average", phase="update", arguments=(0.5,))
+    return log.end("w2", "average")
+
+
+def kind_and_name(reference, candidate):
+    found = first_operation(reference, candidate)
+    return None if found is None else (found.kind, (found.candidate or found.reference).name)
+
+
+def test_equal_logs_have_no_first_difference():
+    assert first_operation(step(), step()) is None
+
+
+@pytest.mark.parametrize(
+    ("change", "expected"),
+    [
+        ({"batch": "c"}, (DATA, "batch")),
+        ({"scale": 3}, (ARGUMENT, "aten.mul")),
+        ({"kernel": "other bits"}, (OPERATION, "aten.mul")),
+        ({"extra": (("aten.neg", "y"), {"gives": "y"})}, (CODE, "aten.neg")),
+        ({"stale": True}, (INPUT, "aten.mul")),
+    ],
+)
+def test_the_cause_is_told_and_not_its_consequences(change, expected):
+    assert kind_and_name(step(), step(**change)) == expected
+    assert kind_and_name(step(**change), step()) == expected
+
+
+@pytest.mark.parametrize("change", [{"scale": 3}, {"kernel": "other bits"}, {"batch": "c"}, {"stale": True}])
+def test_a_logged_time_that_reaches_nothing_is_passed_over(change):
+    alone = kind_and_name(step(), step(**change))
+    assert kind_and_name(step(clock="10:00"), step(clock="10:01", **change)) == alone
+    assert kind_and_name(step(clock="10:00"), step(clock="10:01")) == (INPUT, "aten.lift_fresh")
+
+
+@pytest.mark.parametrize(
+    "extra",
+    [
+        (("aten.view", "y"), {"gives": "z", "content": "aten.mul|2|b"}),
+        (("aten.detach", "batch"), {"gives": "z", "content": "b"}),
+    ],
+)
+def test_refactoring_that_gives_the_same_values_is_no_difference(extra):
+    assert kind_and_name(step(), step(extra=extra)) is None
+    assert kind_and_name(step(), step(extra=extra, scale=3)) == (ARGUMENT, "aten.mul")
+    assert kind_and_name(step(), step(module="renamed")) is None
+
+
+def test_what_other_code_does_is_shown_where_both_sides_go_on():
+    found = first_operation(step(), step(extra=(("aten.neg", "y"), {"gives": "y"})))
+    one, other = found.shown
+    assert (one.name, other.name, found.side, found.place) == ("aten.sum", "aten.sum", "inputs", 0)
+    assert one.inputs[0].digest != other.inputs[0].digest
+
+
+def test_a_result_that_was_under_way_is_followed_through_its_memory():
+    def log(local):
+        made = Log()
+        made.run("aten.mul", "x", gives="g", content=local)
+        made.run("c10d.allreduce_", "g", gives="g", content=PENDING)
+        made.content["g"] = f"sum of {local}"
+        made.run("aten.add_", "w", "g", gives="w2", phase="update")
+        return made.end("w2")
+
+    assert kind_and_name(log("a"), log("b")) == (OPERATION, "aten.mul")
+
+
+def test_alignment_finds_the_way_back_after_stretches_that_one_side_has_alone():
+    long = [("aten.neg", "y")] * 12
+    one, other = Log(), Log()
+    for log, extra in ((one, []), (other, long)):
+        log.run("a", "x", gives="y")
+        for op, name in extra:
+            log.run(op, name, gives=name)
+        for op in ("b", "c", "d"):
+            log.run(op, "y", gives="y")
+    pairs = list(aligned(one.operations, other.operations))
+    assert [(a and a.name, b and b.name) for a, b in pairs] == [
+        ("a", "a"), *[(None, "aten.neg")] * 12, ("b", "b"), ("c", "c"), ("d", "d"),
+    ]  # fmt: skip
+    assert list(aligned([], one.operations)) == [(None, each) for each in one.operations]
+
+
+def test_a_log_is_read_as_it_was_written(tmp_path):
+    path = tmp_path / "log.jsonl"
+    path.write_text("".join(map(write_line, step())), encoding="utf-8")
+    assert read_log(path) == step()
+
+
+@pytest.mark.parametrize("text", ["{", "[]\n", "{}\n", '{"index": 1}\n', "\x00\n", "[" * 100_000])
+def test_a_log_that_is_none_is_refused(tmp_path, text):
+    path = tmp_path / "log.jsonl"
+    path.write_text(text)
+    with pytest.raises(LedgerError, match=r"log\.jsonl"):
+        read_log(path)
+    with pytest.raises(LedgerError):
+        read_log(tmp_path / "nothing")

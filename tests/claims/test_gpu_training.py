@@ -1,0 +1,89 @@
+"""Trainings on GPUs have the bytes of the same trainings on the CPU, at every split."""
+
+from dataclasses import replace
+from functools import cache
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from det_lightning.strategies.given_ranks import free_port
+from tests.claims.processes import on_ranks
+from tests.claims.trainings import Network, Outcome, Run, Split, train_each
+
+pytestmark = pytest.mark.cuda
+
+
+class Adam(Network):
+    def training_step(self, batch, batch_idx):
+        x, y = batch
+        return F.mse_loss(self(x), F.one_hot(y, self.output.out_features).to(x.dtype))
+
+    def configure_optimizers(self):
+        return torch.optim.AdamW(self.parameters(), lr=0.01)
+
+
+class Dropped(Network):
+    def __init__(self):
+        super().__init__()
+        self.dropout = torch.nn.Dropout(0.25)
+
+    def forward(self, x):
+        return self.output(self.dropout(F.relu(self.hidden(x))))
+
+
+RUNS = {
+    "sgd": Run(),
+    "adamw": Run(build=Adam),
+    "dropout": Run(build=Dropped),
+    "bf16-true": Run(trainer={"precision": "bf16-true"}),
+    "bf16-mixed": Run(trainer={"precision": "bf16-mixed"}),
+}
+
+
+def outcomes(accelerator: str, split: Split, strategy: str = "det") -> dict[str, Outcome]:
+    """Every run of RUNS on every rank of one group of processes; what rank 0 saw."""
+    runs = [
+        replace(run, split=split, strategy=strategy, trainer={**run.trainer, "accelerator": accelerator})
+        for run in RUNS.values()
+    ]
+    ranks = on_ranks(split.world_size, train_each, runs, [free_port() for _ in runs[1:]])
+    return dict(zip(RUNS, ranks[0], strict=True))
+
+
+@cache
+def on_cpu() -> dict[str, Outcome]:
+    return outcomes("cpu", Split(1, 24, 1))
+
+
+def differences(found: dict[str, Outcome], expected: dict[str, Outcome]) -> list[str]:
+    """Which parts of which runs differ, and from which step on."""
+    result = []
+    for name, outcome in expected.items():
+        for part in ("weights", "losses"):
+            pairs = zip(getattr(found[name], part), getattr(outcome, part), strict=True)
+            steps = [step for step, (a, b) in enumerate(pairs) if a != b]
+            result += [f"{name}: {part} from {steps[0]} on"] if steps else []
+        result += [f"{name}: optimizer"] if found[name].optimizer != outcome.optimizer else []
+    return result
+
+
+@pytest.mark.parametrize("split", [Split(1, 24, 1), Split(1, 8, 3)], ids=str)
+def test_one_gpu_has_the_bytes_of_the_cpu(split):
+    assert differences(outcomes("gpu", split), on_cpu()) == []
+
+
+@pytest.mark.multi_gpu
+@pytest.mark.parametrize("split", [Split(2, 12, 1), Split(2, 4, 3)], ids=str)
+def test_two_gpus_have_the_bytes_of_the_cpu(split):
+    assert differences(outcomes("gpu", split), on_cpu()) == []
+
+
+@pytest.mark.multi_gpu
+def test_ddp_on_two_gpus_ends_elsewhere():
+    run = replace(RUNS["sgd"], strategy="ddp", trainer={"accelerator": "gpu"})
+    ends = [
+        on_ranks(split.world_size, train_each, [replace(run, split=split)], [])[0][0].weights[-1]
+        for split in (Split(1, 24, 1), Split(2, 12, 1))
+    ]
+    assert ends[0] != ends[1]

@@ -1,0 +1,136 @@
+"""bisect without ledgers: two directories of checkpoints, of det or of stock Lightning, or a ledger on one side."""
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+import torch
+
+from det_lightning.cli import exit_codes
+from det_lightning.errors import LedgerError
+from det_lightning.replay.checkpoint_state import load_checkpoint
+from tests.claims.processes import in_new_process
+from tests.cli.golden_cases import answer
+from tests.replay.planted import PLANTED_STEP, record_with_checkpoints
+
+
+def bisect(*arguments) -> tuple[int, dict]:
+    code, out, err = answer(["bisect", *map(str, arguments), "--json"])
+    assert out, err
+    return code, json.loads(out)
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory):
+    """(strategy, plant) -> folder with checkpoints of steps 2, 4, 6, 8 in `saved` and a ledger in `ledger`."""
+    folder = tmp_path_factory.mktemp("runs")
+    made = {}
+    for strategy in ("det", "auto"):
+        for plant in ("", "code"):
+            made[strategy, plant] = folder / f"{strategy}-{plant or 'plain'}"
+            in_new_process(record_with_checkpoints, made[strategy, plant], strategy=strategy, plant=plant)
+    return made
+
+
+@pytest.mark.parametrize("strategy", ["det", "auto"])
+def test_two_directories_of_checkpoints_are_searched(runs, strategy):
+    a, b = runs[strategy, ""] / "saved", runs[strategy, "code"] / "saved"
+    code, told = bisect(a, b)
+    assert (code, told["steps"], told["last_match"], told["first"]["step"]) == (1, [2, 4, 6, 8], 4, 6)
+    assert {name for name, _, _ in told["first"]["tensors"]} >= {"first.weight", "last.bias"}
+    assert bisect(a, a)[0] == exit_codes.MATCH
+
+
+@pytest.mark.parametrize("sides", [("ledger", "saved"), ("saved", "ledger")])
+def test_a_ledger_and_checkpoints_are_compared_at_the_steps_of_the_checkpoints(runs, sides):
+    a, b = runs["det", ""] / sides[0], runs["det", "code"] / sides[1]
+    code, told = bisect(a, b)
+    assert (code, told["last_match"], told["first"]["step"]) == (1, 4, 6)
+    assert bisect(a, runs["det", ""] / sides[1])[0] == exit_codes.MATCH
+
+
+@pytest.mark.parametrize("strategy", ["det", "auto"])
+def test_with_a_replay_the_step_and_the_operation_between_them_are_found(runs, strategy):
+    code, told = in_new_process(bisect_with_replay, runs[strategy, ""] / "saved", runs[strategy, "code"] / "saved")
+    assert (code, told["first"]["step"], told["inside"]["verdict"]) == (1, PLANTED_STEP, "found")
+    assert told["inside"]["difference"]["candidate"]["name"] == "aten.mul.Tensor"
+    assert told["inside"]["difference"]["kind"] == "argument"
+
+
+def bisect_with_replay(a, b):
+    return bisect(
+        a, b, "--replay", "--entry", "tests.replay.planted:build_plain", "--entry", "tests.replay.planted:build_code"
+    )
+
+
+def test_a_replay_that_misses_the_kept_state_is_not_believed(runs):
+    code, err = in_new_process(bisect_with_wrong_entry, runs["det", ""] / "saved", runs["det", "code"] / "saved")
+    assert code == exit_codes.CANNOT_JUDGE
+    assert "does not reach the state that" in err
+
+
+def bisect_with_wrong_entry(a, b):
+    code, _, err = answer(["bisect", str(a), str(b), "--replay", "--entry", "tests.replay.planted:build_plain"])
+    return code, err
+
+
+class _Bomb:
+    def __reduce__(self):
+        return (print, ("code of a checkpoint was run",))
+
+
+def hostile(folder: Path, kind: str) -> Path:
+    path = folder / "state.ckpt"
+    sound = {"global_step": 1, "state_dict": {"w": torch.ones(2)}}
+    contents = {
+        "code": sound | {"hyper_parameters": _Bomb()},
+        "list": [1, 2],
+        "no step": {"state_dict": {}},
+        "step of text": sound | {"global_step": "3"},
+        "step below zero": sound | {"global_step": -3},
+        "state of a list": sound | {"state_dict": [1]},
+        "optimizer of text": sound | {"optimizer_states": "x"},
+        "optimizer without groups": sound | {"optimizer_states": [{"state": {}}]},
+    }
+    if kind in contents:
+        torch.save(contents[kind], path)
+    elif kind == "cut":
+        torch.save(sound, path)
+        path.write_bytes(path.read_bytes()[:300])
+    elif kind == "junk":
+        path.write_bytes(b"\x00\xff" * 500)
+    elif kind == "empty":
+        path.write_bytes(b"")
+    return path
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [
+        "code", "list", "no step", "step of text", "step below zero", "state of a list", "optimizer of text",
+        "optimizer without groups", "cut", "junk", "empty",
+    ],
+)  # fmt: skip
+def test_a_hostile_checkpoint_is_refused_in_one_line_and_none_of_its_code_is_run(runs, tmp_path, capsys, kind):
+    path = hostile(tmp_path, kind)
+    code, out, err = answer(["bisect", str(path), str(path)])
+    assert code == exit_codes.CANNOT_JUDGE
+    assert err.startswith("error: ") and "state.ckpt" in err and "Traceback" not in err
+    assert "was run" not in out + err + capsys.readouterr().out
+
+
+def test_checkpoints_of_two_runs_in_one_directory_are_refused(runs, tmp_path):
+    for name, run in (("one", ""), ("two", "code")):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "step=6.ckpt").symlink_to(runs["det", run] / "saved" / "step=6.ckpt")
+    code, _, err = answer(["bisect", str(tmp_path), str(tmp_path)])
+    assert code == exit_codes.CANNOT_JUDGE and "unlike states of one step, 6" in err
+
+
+def test_a_directory_without_either_and_a_fifo_are_refused(tmp_path):
+    (tmp_path / "nothing").mkdir()
+    assert answer(["bisect", str(tmp_path / "nothing"), str(tmp_path / "nothing")])[0] == exit_codes.MISUSE
+    os.mkfifo(tmp_path / "pipe.ckpt")
+    with pytest.raises(LedgerError, match="not a regular file"):
+        load_checkpoint(tmp_path / "pipe.ckpt")
