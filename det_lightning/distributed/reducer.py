@@ -101,9 +101,10 @@ class GradientReducer:
         flat = self._sums(self._group, number).open()
         return flat[offset : offset + parameter.numel()].view(*parameter.shape, NB)
 
-    def add_loss(self, means: Sequence[MeanPart], groups: list[list[int]], structure: int) -> None:
-        """The means of one micro-batch, and which of them share a denominator."""
+    def add_loss(self, means: Sequence[MeanPart], groups: list[list[int]], structure: int, pattern: int = 0) -> None:
+        """The means of one micro-batch, and which of them share a denominator; see `LossPlan`."""
         self._totals, self._groups = [mean.total for mean in means], groups
+        self._tally.add_pattern(pattern)
         if not self.weightless:
             self._tally.add_means([m.digits for m in means], [m.denominator for m in means], structure)
 
@@ -116,6 +117,8 @@ class GradientReducer:
         if last and not self._started:
             self._tally.start(self._exchange, self._device)
             self._started = True
+        if last and group:
+            self._wait()  # a rank with other groups is found before it starts other collectives
         self._group, self._last, self._launched, self._open = group, last, 0, None
         self._left = dict(self._expected)
 

@@ -125,3 +125,17 @@ class Slow(Network):
 
 def test_C58_delays_move_no_bit():
     assert on_ranks(3, train, Run(split=Split(3, 4, 2), steps=9, build=Slow))[0].weights == reference(9).weights
+
+
+class Uneven(Network):
+    """Two means that have unlike numbers of items on one rank only, hence other backward passes than on the other."""
+
+    def training_step(self, batch, batch_idx):
+        logits = self(batch[0])
+        part = logits if self.trainer.global_rank == 0 else logits[:, :1]
+        return part.mean() + logits[:, 0].mean()
+
+
+def test_ranks_with_unlike_losses_stop_with_an_error_instead_of_waiting_for_each_other():
+    with pytest.raises(Failed, match="micro-batches of one step made their losses unlike"):
+        on_ranks(2, train, Run(split=Split(2, 12, 1), steps=2, build=Uneven))
