@@ -95,7 +95,6 @@ class Run:
         checkpoint: file to save after the fit, or None.
         save_every: steps between checkpoints that ModelCheckpoint writes beside `checkpoint`, or None.
         resume: checkpoint to start from, or None.
-        accelerator: Lightning's name of what computes, "cpu" or "gpu".
     """
 
     split: Split = Split(1, 24, 1)
@@ -115,7 +114,6 @@ class Run:
     save_every: int | None = None
     resume: Path | None = None
     callbacks: tuple[Callback, ...] = ()
-    accelerator: str = "cpu"
 
 
 @dataclass(frozen=True)
@@ -187,7 +185,7 @@ def train(rank: int, world_size: int, port: int, run: Run) -> Outcome:
         )
     trainer = Trainer(
         **{
-            "accelerator": run.accelerator,
+            "accelerator": "cpu",
             "devices": world_size,
             "strategy": strategy,
             "accumulate_grad_batches": run.split.accumulate,

@@ -506,6 +506,23 @@ def test_a_mean_over_the_micro_batch_may_not_enter_the_loss_without_its_gradient
         fit(Centred)
 
 
+def test_a_backward_of_the_users_own_takes_what_several_passes_need():
+    def training_step(self, batch, batch_idx):
+        return loss_of(self, batch) + per_item(self, batch).mean()
+
+    def narrow(self, loss):
+        loss.backward()
+
+    def wide(self, loss, *args, **kwargs):
+        loss.backward(*args, **kwargs)
+
+    with pytest.raises(
+        UncoveredError, match=r"backward does not take retain_graph\. Write backward\(self, loss, \*args"
+    ):
+        fit(network(training_step, backward=narrow))
+    assert fit(network(training_step, backward=wide)).weights == fit(network(training_step)).weights
+
+
 def test_a_constant_that_depends_on_the_size_of_a_micro_batch_is_found_where_sizes_differ():
     def training_step(self, batch, batch_idx):
         return loss_of(self, batch) * len(batch[0])
