@@ -1,11 +1,13 @@
-"""Checks and times the CUDA kernels: `python benchmarks/kernels_on_gpu.py RESULT.json [COMMIT] [--no-tests]`.
+"""Checks and times the exact products on a GPU: `python benchmarks/kernels_on_gpu.py RESULT.json [COMMIT] [--no-tests]`.
 
 Every product is timed against cuBLAS float32 (TF32 off) on the same operands in the same process, by CUDA events,
-medians, after the planner has settled; small ones by replays of a CUDA graph too, because one launch from Python takes
-longer than they do. The result says what ran: device, driver, versions, digest of the kernels, commit, date, tests.
+medians, after the planner has settled; small ones by replays of a CUDA graph (`ratio`) and by single calls from Python
+(`ratio_eager`), where the host's time shows. The times inside are those of torch's profiler. The result says what ran:
+device, driver, versions, digest of the kernels, commit, date, tests. `streams_on_gpu.py` times what memory bounds.
 """
 
 import json
+import os
 import subprocess
 import sys
 import tempfile
@@ -20,19 +22,13 @@ import torch  # noqa: E402
 
 from benchmarks.surroundings import output_of, surroundings  # noqa: E402
 from det_lightning.arithmetic.formats import BFLOAT16, FLOAT32, NB  # noqa: E402
-from det_lightning.kernels import (  # noqa: E402
-    cuda,
-    cuda_compile,
-    cuda_digest,
-    cuda_elementary,
-    cuda_gemm,
-    cuda_planner,
-    cuda_reduction,
-)
+from det_lightning.kernels import cuda, cuda_compile, cuda_digest, cuda_gemm, cuda_planner  # noqa: E402
+from det_lightning.ops.gemm_windowed import add_gemm_windowed, gemm_windowed  # noqa: E402
+from det_lightning.ops.matmul import det_matmul  # noqa: E402
 
 DEVICE = torch.device("cuda:0")
 SETTLING_CALLS = 14
-# (name, batches, rows, terms, columns, data, output, bound of the ratio to cuBLAS float32 or None)
+# (data, batches, rows, terms, columns, output, bound of the ratio to cuBLAS float32 or None)
 PRODUCTS = [
     ("float32", 1, 256, 1024, 256, "float32", 1.5),
     ("float32", 1, 1024, 4096, 1024, "float32", 1.0),
@@ -46,21 +42,32 @@ PRODUCTS = [
     ("one outlier of 2^20 a row of x", 1, 4096, 4096, 4096, "float32", 1.0),
     ("one outlier of 2^20 a row of x and w", 1, 4096, 4096, 4096, "float32", None),
     ("float32", 96, 1024, 64, 1024, "float32", 2.5),
+    ("bfloat16", 96, 1024, 64, 1024, "bfloat16", None),
+    ("float32", 96, 1024, 1024, 64, "float32", None),
+    ("float32", 1, 4096, 64, 4096, "float32", None),
 ]
+# What bounds a product of each path, as ncu and cycle counters showed on an H200.
+BOUNDS = {
+    "steps": "int8 tensor cores, 87 % of cycles at 4096^3; else instructions of the conversions, 60 % of issue slots",
+    "whole": "latency: conversions, products and rounding one after another, a barrier of the grid between them",
+    "short": "instructions and their latency at 16 warps a multiprocessor, 41 % of issue slots",
+}
 FORMS = {"float32": FLOAT32, "bfloat16": BFLOAT16}
 
 
 def compile_everything() -> None:
     """All cubins at once; NVRTC works in parallel."""
     jobs = [(source, {}) for source in cuda_compile.sources()]
-    residues = [cuda_compile.SOURCE_FOLDER / f"{name}.cu" for name in ("residue_convert", "residue_round")]
-    jobs += [(source, {"MODULI": n}) for n in range(4, 17) for source in residues]
+    names = ("residue_whole", "residue_convert", "residue_round", "residue_windowed")
+    jobs += [(cuda_compile.SOURCE_FOLDER / f"{name}.cu", {"MODULI": n}) for name in names for n in range(4, 17)]
+    short = cuda_compile.SOURCE_FOLDER / "residue_short.cu"
+    jobs += [(short, {"MODULI": n, "DEPTH": depth}) for depth in (64, 128) for n in range(4, 17)]
     with ThreadPoolExecutor(16) as pool:
         list(pool.map(lambda job: cuda.cubin_path(job[0], cuda.architecture(job[0], 0), job[1]), jobs))
 
 
 def test_outcomes() -> dict:
-    """Outcome of every test marked `cuda`."""
+    """Outcome of every test marked `cuda`, with the seed of DET_LIGHTNING_TEST_SEED in the environment."""
     with tempfile.TemporaryDirectory() as folder:
         report = Path(folder, "report.xml")
         command = [sys.executable, "-m", "pytest", "-q", "-m", "cuda and not exhaustive", "tests/cuda"]
@@ -68,7 +75,8 @@ def test_outcomes() -> dict:
         cases = list(ElementTree.parse(report).iter("testcase"))
     outcomes = {case.get("name"): next((child.tag for child in case), "passed") for case in cases}
     unsound = {name: outcome for name, outcome in outcomes.items() if outcome != "passed"}
-    return {"passed": len(outcomes) - len(unsound), "not_passed": unsound}
+    seed = os.environ.get("DET_LIGHTNING_TEST_SEED", "0")
+    return {"passed": len(outcomes) - len(unsound), "not_passed": unsound, "seed": seed}
 
 
 def median_ms(call, repeats: int = 15, before=None) -> float:
@@ -114,36 +122,16 @@ def operands(data: str, batches: int, m: int, k: int, n: int) -> tuple[torch.Ten
     return x, w
 
 
-def stages(call) -> dict[str, float]:
-    """Milliseconds of each kernel of one call, each timed alone on the call's own memory."""
-    tiles, kept = [], []
-    launch_all, allocate = cuda_gemm.launch_all, torch.empty
-
-    def record(device, calls):
-        tiles.append(calls)
-        launch_all(device, calls)
-
-    def keep(*arguments, **more):
-        kept.append(allocate(*arguments, **more))
-        return kept[-1]
-
-    cuda_gemm.launch_all, torch.empty = record, keep
-    try:
-        call()
-    finally:
-        cuda_gemm.launch_all, torch.empty = launch_all, allocate
-    result: dict[str, float] = {}
-    for calls in tiles:
-        for place, one in enumerate(calls):
-
-            def again(before=calls[:place]) -> None:
-                launch_all(DEVICE, before)
-
-            again()
-            # The rebuilding kernel counts on from what it finds: start its tile over.
-            took = median_ms(lambda one=one: launch_all(DEVICE, (one,)), 5, before=again if place == 2 else None)
-            result[one.kernel] = result.get(one.kernel, 0.0) + took
-    return result
+def stages(call, repeats: int = 5) -> dict[str, float]:
+    """Milliseconds of each of our kernels in one call."""
+    call()
+    torch.cuda.synchronize()
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
+        for _ in range(repeats):
+            call()
+        torch.cuda.synchronize()
+    own = [event for event in profile.key_averages() if event.key.startswith(("residue_", "gemm"))]
+    return {event.key: event.self_device_time_total / 1e3 / repeats for event in own}
 
 
 def product_row(data: str, batches: int, m: int, k: int, n: int, output: str, bound: float | None) -> dict:
@@ -155,69 +143,87 @@ def product_row(data: str, batches: int, m: int, k: int, n: int, output: str, bo
         return cuda_gemm.gemm(x, w, None, FORMS[output])
 
     cuda_planner.forget()
+    cuda_gemm._known.sites.clear()
     for _ in range(SETTLING_CALLS):
         exact()
         torch.cuda.synchronize()
-    (plan,) = cuda_planner._plans.values()
-    moduli = plan.moduli
+    (site,) = cuda_gemm._known.sites.values()
+    plan, moduli = site.plan, site.plan.moduli
+    dtype = getattr(torch, output)
     calls = {
         "exact": exact,
+        "det_matmul": lambda: det_matmul(x, w.transpose(-1, -2), dtype=dtype),
         "cublas_float32": lambda: x32 @ w32.transpose(-1, -2),
         "cublas_bfloat16": lambda: xb @ wb.transpose(-1, -2),
     }
     small = m * k * n * batches <= 1 << 33
     row = {"product": f"{batches} x ({m}x{k}x{n})" if batches > 1 else f"{m}x{k}x{n}", "data": data, "output": output}
-    row["moduli"], row["undecided"] = moduli, plan.undecided.get(moduli)
+    row |= {"path": site.path, "moduli": moduli, "undecided": plan.undecided.get(moduli)}
     row["first_guess_moduli"] = cuda_planner.first_guess(plan.site)
     for name, call in calls.items():
         row[f"{name}_ms"] = median_ms(call)
-        if small:
+        if small and name != "det_matmul":
             row[f"{name}_graph_ms"] = graph_ms(call)
     suffix = "_graph_ms" if small else "_ms"
     row["ratio"] = row[f"exact{suffix}"] / row[f"cublas_float32{suffix}"]
     row["ratio_eager"] = row["exact_ms"] / row["cublas_float32_ms"]
+    row["ratio_det_matmul_eager"] = row["det_matmul_ms"] / row["cublas_float32_ms"]
     row["ratio_to_bfloat16"] = row[f"exact{suffix}"] / row[f"cublas_bfloat16{suffix}"]
     row["bound"], row["met"] = bound, bound is None or row["ratio"] <= bound
     row["stages_ms"] = stages(exact)
-    inside = next(took for name, took in row["stages_ms"].items() if name.startswith("residue_gemm"))
+    multiplying = ("residue_gemm", "residue_whole", "residue_short", "residue_short_plain")
+    inside = max(
+        took for name, took in row["stages_ms"].items() if name.startswith(multiplying) and "_conv" not in name
+    )
     row["tops"] = 2 * batches * m * k * n * moduli / inside / 1e9
-    row["capture_checked_moduli"] = plan.moduli
+    row["bounded_by"] = BOUNDS[site.path]
     print(json.dumps(row), flush=True)
     return row
 
 
-def stream_rows() -> list[dict]:
-    """What is bound by memory, as a share of the bandwidth of a copy."""
-    x = torch.randn(1 << 28, device=DEVICE)
-    copy, positive, half = torch.empty_like(x), x.abs(), x.bfloat16()
-    states = torch.randn(1 << 20, 16, device=DEVICE)
-    bandwidth = 2 * x.nbytes / median_ms(lambda: copy.copy_(x))
-    matrix = x.view(1, 1 << 15, 1 << 13)
-    cases = {
-        "det_sum of 2^28": (lambda: cuda_reduction.sum_states(x.view(1, -1, 1)), x.nbytes),
-        "det_sum of 2^28 bfloat16": (lambda: cuda_reduction.sum_states(half.view(1, -1, 1)), half.nbytes),
-        "det_sum over rows, 2^15 x 2^13": (lambda: cuda_reduction.sum_states(matrix), x.nbytes),
-        "det_sum of each row, 2^15 x 2^13": (lambda: cuda_reduction.sum_states(matrix.view(1 << 15, -1, 1)), x.nbytes),
-        "sum of squares of 2^28": (lambda: cuda_reduction.sum_of_squares_state(x), x.nbytes),
-        "digest of 2^28 float32": (lambda: cuda_digest.lanes_tensor(x), x.nbytes),
-        "exp of 2^28": (lambda: cuda_elementary.elementwise("exp", x), 2 * x.nbytes),
-        "log of 2^28": (lambda: cuda_elementary.elementwise("log", positive), 2 * x.nbytes),
-    }
+def windowed_rows() -> list[dict]:
+    """Products as digits, against the same product rounded to float32."""
     rows = []
-    for name, (call, size) in cases.items():
-        took = median_ms(call, 7)
-        rows.append({"work": name, "ms": took, "share_of_copy": size / took / bandwidth})
-        print(json.dumps(rows[-1]), flush=True)
+    for data in ("float32", "bfloat16"):
+        x, w = operands(data, 1, 4096, 4096, 4096)
+        for _ in range(SETTLING_CALLS):
+            cuda_gemm.gemm(x, w, None, FLOAT32)
+            torch.cuda.synchronize()
+        rounded = median_ms(lambda x=x, w=w: cuda_gemm.gemm(x, w, None, FLOAT32))
+        total = gemm_windowed(x, w)
+        cases = {
+            "written": lambda x=x, w=w: gemm_windowed(x, w),
+            "added": lambda x=x, w=w, total=total: add_gemm_windowed(total, x, w),
+        }
+        for name, call in cases.items():
+            row = {"work": f"windowed digits {name}, 4096^3", "data": data, "words": total.words.shape[0]}
+            row |= {"ms": median_ms(call), "float32_ms": rounded, "stages_ms": stages(call)}
+            row["ratio_to_float32"] = row["ms"] / rounded
+            rows.append(row)
+            print(json.dumps(row), flush=True)
+        del total
+    x, w = operands("float32", 1, 2048, 4096, 2048)
     digits = torch.zeros((2048, 2048, NB), dtype=torch.int64, device=DEVICE)
-    x, w = states.view(4096, 4096)[:2048], states.view(4096, 4096)[2048:]
     for _ in range(SETTLING_CALLS):
         cuda_gemm.add_gemm_digits(digits, x, w)
         torch.cuda.synchronize()
-    took = median_ms(lambda: cuda_gemm.add_gemm_digits(digits, x, w))
-    rows.append(
-        {"work": "add_gemm_digits 2048x4096x2048", "ms": took, "cublas_float32_ms": median_ms(lambda: x @ w.t())}
-    )
+    row = {"work": "add_gemm_digits 2048x4096x2048", "ms": median_ms(lambda: cuda_gemm.add_gemm_digits(digits, x, w))}
+    rows.append(row | {"cublas_float32_ms": median_ms(lambda: x @ w.t())})
     print(json.dumps(rows[-1]), flush=True)
+    return rows
+
+
+def digest_rows() -> list[dict]:
+    """Digests of 2^28 elements, as a share of the bandwidth of a copy of the same tensor."""
+    rows = []
+    for dtype in (torch.float32, torch.int32, torch.bfloat16, torch.uint8):
+        x = (torch.randn(1 << 28, device=DEVICE) * 50).to(dtype)
+        copy = torch.empty_like(x)
+        bandwidth = 2 * x.nbytes / median_ms(lambda x=x, copy=copy: copy.copy_(x))
+        took = median_ms(lambda x=x: cuda_digest.lanes_tensor(x))
+        name = str(dtype).removeprefix("torch.")
+        rows.append({"work": f"digest of 2^28 {name}", "ms": took, "share_of_copy": x.nbytes / took / bandwidth})
+        print(json.dumps(rows[-1]), flush=True)
     return rows
 
 
@@ -229,11 +235,13 @@ def main() -> int:
     result = surroundings(torch.cuda.get_device_name(0), commit=commit, driver=driver)
     result["cuda_src"], result["nvrtc"] = cuda_compile.source_digest(), "{}.{}".format(*cuda_compile.nvrtc_version())
     compile_everything()
+    result["products"] = [product_row(*case) for case in PRODUCTS]
+    result["digits"] = windowed_rows()
+    result["streams"] = digest_rows()
+    target.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
     if "--no-tests" not in sys.argv:
         result["tests"] = test_outcomes()
-    result["products"] = [product_row(*case) for case in PRODUCTS]
-    result["streams"] = stream_rows()
-    target.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+        target.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
     return 0
 
 

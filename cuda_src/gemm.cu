@@ -33,6 +33,26 @@ extern "C" __global__ void gemm_partial(
     }
 }
 
+// digits[n, :] = canonical digits of element elements[n] = i * columns + j. digits: int64 [count, 21]; rows of x and w have
+// unit stride.
+extern "C" __global__ void gemm_elements(
+    const void* x, int64 x_format, int64 x_row_stride, const void* w, int64 w_format, int64 w_row_stride, int64 columns,
+    int64 depth, const int64* elements, int64 count, int64* digits
+) {
+    __shared__ int64 memory[NB * THREADS];
+    int64 n = warp_index();
+    if (n >= count) return;
+    int64 i = elements[n] / columns, j = elements[n] % columns;
+    Terms x_row(x, x_format, i * x_row_stride), w_row(w, w_format, j * w_row_stride);
+    Column total = LongProduct<THREADS>{memory}(x_row, w_row, depth, nullptr, FLOAT32, 0, LANES);
+    if (threadIdx.x % LANES == 0) {
+        int64 sum[NB];
+        copy_digits(sum, total);
+        normalise(sum);
+        for (int place = 0; place < NB; place++) digits[n * NB + place] = sum[place];
+    }
+}
+
 // out[i, j] = the exact sum, with bias[j] as one more term of it, rounded once. bias: [columns] or null.
 extern "C" __global__ void gemm(
     const void* x, int64 x_format, const void* w, int64 w_format, const void* bias, int64 bias_format,

@@ -7,8 +7,9 @@ struct Product {
     // What changes from call to call.
     const char* x;  // [batches, rows, depth], unit stride in the last dimension
     const char* w;  // [batches, columns, depth], likewise
-    const void* bias;  // [columns] or null
-    char* out;  // [batches, rows, columns], unit stride in the last dimension; int64 digits: 21 places an element
+    const void* bias;  // [columns] or null; of windowed digits their bases, int64 [rows]
+    char* out;  // [batches, rows, columns], unit stride in the last dimension; int64 digits: 21 places an element; of
+                // windowed digits the first plane of words, out_batch_stride words before the next
     char* memory;  // scratch; the fields below that are named so are places in it
     int64 barrier;  // which barrier of residue_whole is this call's
 
@@ -23,6 +24,7 @@ struct Product {
     double norm_scale;  // a row's integers are cut so that norm_scale * its squares <= 1 (cuda_layout.norm_scale)
     int64 place_of_counter, place_of_x_residues, place_of_w_residues, place_of_x_facts, place_of_w_facts;
     int64 place_of_products, place_of_flags, place_of_list, list_size;
+    int64 place_of_rests, words, fresh;  // of windowed digits: words an element; whether they are written, not added to
 
     __device__ uint32* flagged() const { return reinterpret_cast<uint32*>(memory + place_of_counter); }
     __device__ int8* x_residues() const { return reinterpret_cast<int8*>(memory + place_of_x_residues); }
@@ -31,6 +33,8 @@ struct Product {
     __device__ Row* w_facts() const { return reinterpret_cast<Row*>(memory + place_of_w_facts); }
     __device__ int8* products() const { return reinterpret_cast<int8*>(memory + place_of_products); }
     __device__ unsigned short* flags() const { return reinterpret_cast<unsigned short*>(memory + place_of_flags); }
+    __device__ Rests* x_rests() const { return reinterpret_cast<Rests*>(memory + place_of_rests); }
+    __device__ Rests* w_rests() const { return x_rests() + batches * padded_rows; }
     __device__ int64* list() const { return reinterpret_cast<int64*>(memory + place_of_list); }
 };
 

@@ -4,14 +4,8 @@
 #include "residue.cuh"
 #include "residue_rows.cuh"
 
-// What a kernel that includes this may choose: threads of a block, and terms that a thread takes at a time.
-#ifndef CONVERT_THREADS
-#define CONVERT_THREADS 256
-#define CONVERT_CHUNK 16
-#endif
-constexpr int THREADS = CONVERT_THREADS;
-constexpr int CHUNK = CONVERT_CHUNK;
-constexpr uint32 ALL_LANES = 0xffffffffu;
+constexpr int THREADS = 256;
+constexpr int CHUNK = 16;  // terms that a thread takes at a time
 
 // The float32 patterns of the terms k .. k + CHUNK - 1 of a row; zeros beyond its end.
 __device__ __forceinline__ void load_chunk(
@@ -60,14 +54,6 @@ __device__ __forceinline__ void integer_of(double value, double scale, uint32& l
     }
 }
 
-__device__ __forceinline__ void store_words(int8* to, const uint32 (&words)[4]) {
-    *reinterpret_cast<uint4*>(to) = make_uint4(words[0], words[1], words[2], words[3]);
-}
-
-__device__ __forceinline__ void store_words(int8* to, const uint32 (&words)[2]) {
-    *reinterpret_cast<uint2*>(to) = make_uint2(words[0], words[1]);
-}
-
 // Stores the residues of CHUNK integers in all planes; with NORMS, longest := the largest of it and, over the moduli, the sums
 // of the team's squares of residues. first: 0 for x, MODULI for w. lanes: those of the warp that call it.
 template <bool NORMS>
@@ -86,7 +72,7 @@ __device__ __forceinline__ void store_residues(
                 __byte_perm(residue(low[4 * q + 2], high[4 * q + 2], c), residue(low[4 * q + 3], high[4 * q + 3], c), 0x0040);
             words[q] = __byte_perm(one, two, 0x5410);
         }
-        store_words(to, words);
+        *reinterpret_cast<uint4*>(to) = make_uint4(words[0], words[1], words[2], words[3]);
         if (NORMS) {
             int squares = 0;
 #pragma unroll
@@ -121,6 +107,7 @@ struct Operand {
     int8* residues;
     Row* facts;
     double norm_scale;
+    Rests* rests;  // what was cut off is named here, unless null
     int constants;  // the first of residue_constants: 0 for x, MODULI for w
 };
 
@@ -135,17 +122,26 @@ struct InBlocks {
           plane_bytes(o.batches * o.padded_rows * depth_blocks * BLOCK),
           chunks(depth_blocks * (BLOCK / CHUNK)),
           swizzle(static_cast<int>(padded_row % 8)) {}
-    // A swizzled place has 16 bytes.
-    __device__ int8* of(int c) const {
-        constexpr int A_ROW = BLOCK / CHUNK, A_PLACE = 16 / CHUNK;
-        return block + static_cast<int64>(c / A_ROW) * BLOCK_BYTES + (c % A_ROW / A_PLACE ^ swizzle) * 16 + c % A_PLACE * CHUNK;
-    }
+    __device__ int8* of(int c) const { return block + static_cast<int64>(c / 8) * BLOCK_BYTES + (c % 8 ^ swizzle) * CHUNK; }
 };
+
+// Names those of CHUNK terms from number k on of which something is cut off.
+__device__ __noinline__ void name_rests(Rests* rests, int k, const uint32 (&bits)[CHUNK], double scale) {
+#pragma unroll 1
+    for (int v = 0; v < CHUNK; v++) {
+        double scaled = static_cast<double>(__uint_as_float(bits[v])) * scale;
+        if (scaled == rint(scaled)) continue;
+        int place = atomicAdd(&rests->count, 1);
+        if (place < Rests::MOST) rests->term[place] = k + v;
+        Term term = decode(bits[v], format_of(FLOAT32));
+        atomicMin(&rests->lowest, term.exponent + __ffs(static_cast<int>(term.significand)) - 1);
+    }
+}
 
 // Residues and facts of the rows first_row, first_row + 1, ... of an operand, a team of threads a row. place_of(padded
 // row) says where they go. NORMS: the norm of the residues is wanted too; a team then is within a warp, and has a thread for
-// each CHUNK terms. Between two calls of a block stands a barrier. Requires: fewer than 2^31 rows of all batches.
-template <bool NORMS, class PlaceOf>
+// each CHUNK terms. NAMED: the terms of which something is cut off are named in o.rests. Between two calls of a block stands a barrier. Requires: fewer than 2^31 rows of all batches.
+template <bool NORMS, bool NAMED, class PlaceOf>
 __device__ __forceinline__ void convert(const Operand& o, int team, int64 first_row, PlaceOf place_of) {
     constexpr int WARPS = THREADS / 32;
     __shared__ double shared_squares[WARPS];
@@ -203,20 +199,28 @@ __device__ __forceinline__ void convert(const Operand& o, int team, int64 first_
     int chunks = exists ? static_cast<int>(place.chunks) : 0;
     double scale = power_of_two(-exponent);
     double cut = 0.0;
+    Rests* rests = NAMED ? o.rests + padded_row : nullptr;
+    if (NAMED) {
+        if (lane == 0 && exists) rests->count = 0, rests->lowest = exponent;
+        __syncthreads();
+    }
     uint32 lanes = __ballot_sync(ALL_LANES, exists);
     int longest = 0;
     for (int c = lane; c < chunks; c += team) {
         int8* to = place.of(c);
         if (!NORMS && c >= filled) {
 #pragma unroll 1
-            for (int i = 0; i < MODULI; i++) store_words(to + i * place.plane_bytes, {});
+            for (int i = 0; i < MODULI; i++) *reinterpret_cast<uint4*>(to + i * place.plane_bytes) = make_uint4(0, 0, 0, 0);
             continue;
         }
         if (chunks > team) load_chunk(from, o.format, static_cast<int64>(c) * CHUNK, o.depth, bits);
         uint32 low[CHUNK], high[CHUNK];
+        double cut_here = 0.0;
 #pragma unroll
         for (int v = 0; v < CHUNK; v++)
-            integer_of(finite ? static_cast<double>(__uint_as_float(bits[v])) : 0.0, scale, low[v], high[v], cut);
+            integer_of(finite ? static_cast<double>(__uint_as_float(bits[v])) : 0.0, scale, low[v], high[v], cut_here);
+        cut += cut_here;
+        if (NAMED && cut_here != 0.0) name_rests(rests, c * CHUNK, bits, scale);
         store_residues<NORMS>(low, high, o.constants, to, place.plane_bytes, team, lanes, longest);
     }
     auto sum_upwards = [](float a, float b) { return __fadd_ru(a, b); };

@@ -19,6 +19,7 @@
 
 using int8 = signed char;
 
+constexpr uint32 ALL_LANES = 0xffffffffu;
 constexpr int BLOCK = 128;
 constexpr int BLOCK_BYTES = BLOCK * BLOCK;
 
@@ -27,6 +28,14 @@ struct __align__(16) Row {
     float doubt;
     float largest;  // 0 for a row of zeros
     float norm;  // of residue_short: >= the Euclidean norm of the row's residues modulo any of the moduli
+};
+
+// The terms of a row of which something was cut off, where every bit counts.
+struct __align__(32) Rests {
+    static constexpr int MOST = 6;
+    int count;  // above MOST: too many to be named
+    int lowest;  // the row is a multiple of 2^lowest
+    int term[MOST];
 };
 
 __device__ __forceinline__ double power_of_two(int exponent) {

@@ -5,9 +5,6 @@
 //
 // Launch: cooperative, THREADS threads, no more blocks than run at once, SHARED_BYTES of shared memory.
 
-#define CONVERT_THREADS 512  // many warps with little to do each: small products are a matter of latency
-#define CONVERT_CHUNK 8
-
 #include "long_product.cuh"
 #include "matrix_units.cuh"
 #include "residue_gemm.cuh"
@@ -21,27 +18,22 @@ constexpr int STAGE_BYTES = BLOCK_BYTES + BLOCK_BYTES / 2;
 constexpr int SHARED_BYTES = STAGES * STAGE_BYTES;
 static_assert(SHARED_BYTES >= NB * THREADS * 8, "the long accumulators share the memory of the tiles");
 
-// One word a barrier: its upper bit flips when all blocks have arrived, the others are zero again then.
+// One word a barrier: its upper bit flips when all blocks have arrived, the others are zero again then. A launch passes its
+// barrier twice, so all of it is zero before and after.
 constexpr int BARRIERS = 8192;
 __device__ uint32 barriers[BARRIERS];
 
-__device__ __forceinline__ uint32 load_acquire(const uint32* at) {
-    uint32 value;
-    asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(value) : "l"(at) : "memory");
-    return value;
-}
-
-// What any block wrote before is seen by all afterwards.
+// What any block wrote before is seen by all afterwards. FIRST, or the second time.
+template <bool FIRST>
 __device__ __forceinline__ void grid_barrier(uint32* barrier) {
     constexpr uint32 FLIP = 1u << 31;
     __syncthreads();
     if (threadIdx.x == 0) {
-        uint32 share = blockIdx.x == 0 ? FLIP - (gridDim.x - 1) : 1;
-        __threadfence();
-        uint32 before = atomicAdd(barrier, share);
-        while (((load_acquire(barrier) ^ before) & FLIP) == 0) {
-        }
-        __threadfence();
+        uint32 share = blockIdx.x == 0 ? FLIP - (gridDim.x - 1) : 1, found;
+        asm volatile("red.release.gpu.global.add.u32 [%0], %1;" ::"l"(barrier), "r"(share) : "memory");
+        do {
+            asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(found) : "l"(barrier) : "memory");
+        } while (((found & FLIP) != 0) != FIRST);
     }
     __syncthreads();
 }
@@ -51,7 +43,7 @@ __device__ __forceinline__ uint32 place_in(uint32 block, int row, int chunk) {
     return block + row * BLOCK + (chunk ^ row % 8) * 16;
 }
 
-// The products of one tile of one modulus; each warp 32 rows by 16 columns.
+// The products of one tile of one modulus; each warp 32 rows by 32 columns.
 __device__ __forceinline__ void multiply_tile(const Product& p, uint32 shared, int64 number) {
     int x_blocks = static_cast<int>(p.padded_rows / BLOCK), tile_columns = static_cast<int>(p.padded_columns / COLUMNS);
     Tile tile = tile_of(number, x_blocks, tile_columns);
@@ -73,8 +65,8 @@ __device__ __forceinline__ void multiply_tile(const Product& p, uint32 shared, i
         commit_copies();
     };
     int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-    int first_row = warp / 4 * 32, first_column = warp % 4 * 16;
-    int sum[2][2][4] = {};
+    int first_row = warp / 2 * 32, first_column = warp % 2 * 32;
+    int sum[2][4][4] = {};
     for (int s = 0; s < STAGES - 1; s++) start_copy(s);
     for (int64 k = 0; k < depth_blocks; k++) {
         wait_for_copies<STAGES - 2>();
@@ -84,19 +76,22 @@ __device__ __forceinline__ void multiply_tile(const Product& p, uint32 shared, i
         uint32 b_block = a_block + BLOCK_BYTES;
 #pragma unroll
         for (int step = 0; step < 4; step++) {
-            uint32 b[4];  // columns 0-7 chunk 0, chunk 1, columns 8-15 chunk 0, chunk 1
-            load_matrices(b, place_in(b_block, first_column + lane / 16 * 8 + lane % 8, 2 * step + lane / 8 % 2));
+            uint32 b[2][4];
+#pragma unroll
+            for (int pair = 0; pair < 2; pair++)  // matrices: columns 0-7 chunk 0, chunk 1, columns 8-15 chunk 0, chunk 1
+                load_matrices(b[pair], place_in(b_block, first_column + 16 * pair + lane / 16 * 8 + lane % 8,
+                                                2 * step + lane / 8 % 2));
 #pragma unroll
             for (int i = 0; i < 2; i++) {
                 uint32 a[4];  // rows 0-7 chunk 0, rows 8-15 chunk 0, rows 0-7 chunk 1, rows 8-15 chunk 1
                 load_matrices(a, place_in(a_block, first_row + 16 * i + lane % 16, 2 * step + lane / 16));
 #pragma unroll
-                for (int j = 0; j < 2; j++) multiply(sum[i][j], a, b[2 * j], b[2 * j + 1]);
+                for (int j = 0; j < 4; j++) multiply(sum[i][j], a, b[j / 2][j % 2 * 2], b[j / 2][j % 2 * 2 + 1]);
             }
         }
         if (k % BLOCKS_A_SUM == BLOCKS_A_SUM - 1) {
 #pragma unroll
-            for (int r = 0; r < 16; r++) sum[r / 8][r / 4 % 2][r % 4] = reduce(sum[r / 8][r / 4 % 2][r % 4], m);
+            for (int r = 0; r < 32; r++) sum[r / 16][r / 4 % 4][r % 4] = reduce(sum[r / 16][r / 4 % 4][r % 4], m);
         }
     }
     wait_for_copies<0>();
@@ -105,12 +100,11 @@ __device__ __forceinline__ void multiply_tile(const Product& p, uint32 shared, i
     for (int i = 0; i < 2; i++) {
         int64 row_unit = (static_cast<int64>(tile.plane) * x_blocks + tile.row) * (BLOCK / 16) + first_row / 16 + i;
         int64 unit = row_unit * (p.padded_columns / 32) + tile.column * (COLUMNS / 32) + first_column / 32;
-        uint32 words[2];
+        uint32 words[4];
 #pragma unroll
-        for (int j = 0; j < 2; j++)
+        for (int j = 0; j < 4; j++)
             words[j] = pack(reduce(sum[i][j][0], m), reduce(sum[i][j][1], m), reduce(sum[i][j][2], m), reduce(sum[i][j][3], m));
-        int8* to = p.products() + unit * 512 + lane * 16 + first_column / 16 % 2 * 8;
-        __stcg(reinterpret_cast<uint2*>(to), make_uint2(words[0], words[1]));
+        __stcg(reinterpret_cast<uint4*>(p.products() + unit * 512) + lane, make_uint4(words[0], words[1], words[2], words[3]));
     }
 }
 
@@ -175,40 +169,27 @@ __device__ __forceinline__ void round_quarter(const Product& p, int64* memory, i
     }
 }
 
-__device__ __forceinline__ void stamp(const Product& p, int n) {
-#ifdef STAMPS
-    __syncthreads();
-    if (threadIdx.x == 0) p.list()[blockIdx.x * 8 + n] = clock64();
-#endif
-}
-
 template <bool PLAIN>
 __device__ __forceinline__ void whole(const Product& p) {
     extern __shared__ __align__(128) char memory[];
     uint32* barrier = barriers + p.barrier;
-    stamp(p, 0);
     if (blockIdx.x == 0 && threadIdx.x == 0) *p.flagged() = 0;
     int64 w_blocks = (p.batches * p.columns * p.team + THREADS - 1) / THREADS;
     for (int64 block = blockIdx.x; block < p.x_blocks + w_blocks; block += gridDim.x) {
         convert_block(p, block);
         __syncthreads();
     }
-    stamp(p, 1);
-    grid_barrier(barrier);
-    stamp(p, 2);
+    grid_barrier<true>(barrier);
     int64 tiles = p.moduli * p.batches * (p.padded_rows / BLOCK) * (p.padded_columns / COLUMNS);
     for (int64 number = blockIdx.x; number < tiles; number += gridDim.x) multiply_tile(p, shared_address(memory), number);
-    stamp(p, 3);
-    grid_barrier(barrier);
-    stamp(p, 4);
+    grid_barrier<false>(barrier);
     // Neighbouring pieces go to different blocks.
     int64 pieces = p.batches * p.padded_rows / 16 * (p.padded_columns / 32) * 4;
     for (int64 piece = threadIdx.x / 32 * gridDim.x + blockIdx.x; piece < pieces; piece += THREADS / 32 * gridDim.x)
         round_quarter<PLAIN>(p, reinterpret_cast<int64*>(memory), piece / 4, static_cast<int>(piece % 4));
-    stamp(p, 5);
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS, 1) residue_whole(const __grid_constant__ Product p) { whole<false>(p); }
+extern "C" __global__ void __launch_bounds__(THREADS, 2) residue_whole(const __grid_constant__ Product p) { whole<false>(p); }
 
 // To float32, without a bias.
-extern "C" __global__ void __launch_bounds__(THREADS, 1) residue_whole_plain(const __grid_constant__ Product p) { whole<true>(p); }
+extern "C" __global__ void __launch_bounds__(THREADS, 2) residue_whole_plain(const __grid_constant__ Product p) { whole<true>(p); }

@@ -32,7 +32,8 @@ _PUBLIC = {
     "det_gemm_partial": "det_lightning.ops.gemm",
     "det_log": "det_lightning.ops.elementary",
     "det_sum": "det_lightning.ops.reduction",
-    "exact_mean": "det_lightning.ops.loss",
+    "exact_mean": "det_lightning.ops.means",
+    "random": "det_lightning.ops.random_calls",
 }
 __all__ = [*_PUBLIC]
 

@@ -25,6 +25,7 @@ PUBLIC_NAMES = [
     "det_log",
     "det_sum",
     "exact_mean",
+    "random",
 ]
 COMMANDS = ["bisect", "demo", "diff", "golden", "replay", "show", "verify"]
 

@@ -109,6 +109,7 @@ class Exchange:
             return (yield from self._exchange_digits(digits, denominator, dtype))
         words = words_for(0, widest)
         window = WindowedDigits.from_digits(digits.view(blocks, BLOCK, NB), base, words)
+        local.pool.give_back(digits)
         del digits
         if window.words.shape[0] != words or window.base is not base:
             raise DetError("a gradient does not fit the window that all ranks agreed on; please report this")
@@ -162,7 +163,10 @@ class Exchange:
 def _finished(local: LocalSum, denominator: Fraction, dtype: torch.dtype) -> torch.Tensor:
     """The quotients of what this rank holds alone."""
     if local.digits is not None or local.window is None:
-        return det_quotient(local.take(), denominator, dtype=dtype)
+        digits = local.take()
+        result = det_quotient(digits, denominator, dtype=dtype)
+        local.pool.give_back(digits)
+        return result
     window, local.window = local.window, None
     return _rounded(window, denominator, dtype).view(-1)
 

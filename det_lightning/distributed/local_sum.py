@@ -11,7 +11,6 @@ import torch
 
 from det_lightning.arithmetic.formats import NB
 from det_lightning.distributed.buckets import BLOCK
-from det_lightning.ops.digits import normalise_digits
 from det_lightning.ops.windowed_digits import WindowedDigits
 
 
@@ -19,6 +18,31 @@ from det_lightning.ops.windowed_digits import WindowedDigits
 def windows_on(device_type: str) -> bool:
     """Whether there are kernels of windowed digits for this kind of device."""
     return device_type == "cpu" or find_spec(f"det_lightning.kernels.{device_type}_windowed_digits") is not None
+
+
+class DigitPool:
+    """Full digits that were used and may be used again: on a CPU fresh memory costs as much as adding into it.
+
+    Holds at most two buffers of each size; on CUDA none, where torch's allocator does this.
+    """
+
+    _MOST = 2
+
+    def __init__(self):
+        self._spare: dict[int, list[torch.Tensor]] = {}
+
+    def zeros(self, elements: int, device: torch.device) -> torch.Tensor:
+        """int64 zeros [elements, NB]."""
+        spare = self._spare.get(elements)
+        if spare and device.type == "cpu":
+            return spare.pop().zero_()
+        return torch.zeros((elements, NB), dtype=torch.int64, device=device)
+
+    def give_back(self, digits: torch.Tensor) -> None:
+        """Nothing reads these digits any more."""
+        spare = self._spare.setdefault(digits.shape[0], [])
+        if digits.is_cpu and len(spare) < self._MOST:
+            spare.append(digits)
 
 
 class LocalSum:
@@ -29,15 +53,15 @@ class LocalSum:
         window: [blocks, BLOCK] in windowed form, or None; without either the sums are zero.
     """
 
-    def __init__(self, elements: int, device: torch.device):
-        self.elements, self.device = elements, device
+    def __init__(self, elements: int, device: torch.device, pool: DigitPool | None = None):
+        self.elements, self.device, self.pool = elements, device, pool or DigitPool()
         self.digits: torch.Tensor | None = None
         self.window: WindowedDigits | None = None
 
     def open(self) -> torch.Tensor:
         """int64 [elements, NB] to add into."""
         if self.digits is None:
-            self.digits = torch.zeros((self.elements, NB), dtype=torch.int64, device=self.device)
+            self.digits = self.pool.zeros(self.elements, self.device)
         return self.digits
 
     def close(self) -> None:
@@ -45,11 +69,12 @@ class LocalSum:
         if self.digits is None or not windows_on(self.device.type):
             return
         added = WindowedDigits.from_digits(self.digits.view(-1, BLOCK, NB))
+        self.pool.give_back(self.digits)
         self.digits = None
         self.window = added if self.window is None else self.window.add_(added)
 
     def take(self) -> torch.Tensor:
-        """int64 [elements, NB], canonical: the sums as full digits; the object is empty afterwards."""
+        """int64 [elements, NB], any state: the sums as full digits; the object is empty afterwards."""
         digits, window = self.digits, self.window
         self.digits = self.window = None
         if digits is not None and digits.is_cuda:
@@ -57,10 +82,11 @@ class LocalSum:
             digits.record_stream(torch.cuda.current_stream(digits.device))
         if window is not None:
             total = window.to_digits().view(-1, NB)
-            return total if digits is None else normalise_digits(total + digits)
-        if digits is not None:
-            return normalise_digits(digits)
-        return torch.zeros((self.elements, NB), dtype=torch.int64, device=self.device)
+            if digits is not None:
+                total += digits
+                self.pool.give_back(digits)
+            return total
+        return self.pool.zeros(self.elements, self.device) if digits is None else digits
 
     @property
     def empty(self) -> bool:

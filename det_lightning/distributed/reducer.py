@@ -16,7 +16,7 @@ import torch.distributed as dist
 from det_lightning.arithmetic.formats import NB
 from det_lightning.distributed.buckets import BUCKET_ELEMENTS, fill_buckets
 from det_lightning.distributed.exchange import Exchange
-from det_lightning.distributed.local_sum import LocalSum
+from det_lightning.distributed.local_sum import DigitPool, LocalSum
 from det_lightning.distributed.pipeline import Pipeline
 from det_lightning.distributed.tally import Tally
 from det_lightning.distributed.waiting import wait
@@ -73,6 +73,7 @@ class GradientReducer:
         self._device = device
         self._pipeline = Pipeline(device)
         self._tally = Tally(means)
+        self._pool = DigitPool()
         self._places: dict[int, tuple[int, int, int]] = {}  # id -> place, bucket, offset
         for number, bucket in enumerate(self.buckets):
             for place, offset in zip(bucket.places, bucket.offsets, strict=True):
@@ -100,9 +101,10 @@ class GradientReducer:
         flat = self._sums(self._group, number).open()
         return flat[offset : offset + parameter.numel()].view(*parameter.shape, NB)
 
-    def add_loss(self, means: Sequence[MeanPart], groups: list[list[int]], structure: int) -> None:
-        """The means of one micro-batch, and which of them share a denominator."""
+    def add_loss(self, means: Sequence[MeanPart], groups: list[list[int]], structure: int, pattern: int = 0) -> None:
+        """The means of one micro-batch, and which of them share a denominator; see `LossPlan`."""
         self._totals, self._groups = [mean.total for mean in means], groups
+        self._tally.add_pattern(pattern)
         if not self.weightless:
             self._tally.add_means([m.digits for m in means], [m.denominator for m in means], structure)
 
@@ -115,6 +117,8 @@ class GradientReducer:
         if last and not self._started:
             self._tally.start(self._exchange, self._device)
             self._started = True
+        if last and group:
+            self._wait()  # a rank with other groups is found before it starts other collectives
         self._group, self._last, self._launched, self._open = group, last, 0, None
         self._left = dict(self._expected)
 
@@ -184,7 +188,7 @@ class GradientReducer:
         key = (group, number)
         if key not in self._local:
             bucket = self.buckets[number]
-            self._local[key] = LocalSum(bucket.elements, bucket.device)
+            self._local[key] = LocalSum(bucket.elements, bucket.device, self._pool)
         return self._local[key]
 
     def _settle(self) -> None:

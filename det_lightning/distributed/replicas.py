@@ -11,6 +11,7 @@ from hashlib import blake2b
 import torch
 import torch.distributed as dist
 
+from det_lightning.distributed.waiting import other_ranks
 from det_lightning.errors import DetError
 from det_lightning.kernels.dispatch import tensor_lanes
 
@@ -50,5 +51,6 @@ def _gathered(rows: list[list[int]], group: dist.ProcessGroup | None) -> list[li
     device = torch.device("cuda") if dist.get_backend(group) == "nccl" else torch.device("cpu")
     mine = torch.tensor(rows, dtype=torch.int64, device=device)
     tables = [torch.empty_like(mine) for _ in range(dist.get_world_size(group))]
-    dist.all_gather(tables, mine, group=group)
+    with other_ranks("weights were compared over the ranks"):
+        dist.all_gather(tables, mine, group=group)
     return [table.tolist() for table in tables]

@@ -52,9 +52,14 @@ class SampleOrder:
         """int64 [samples], read-only: data set indices in the order of this epoch."""
         return _epoch_order(self.seed if self.shuffle else None, self.samples, epoch)
 
+    def bounds(self, epoch: int, step: int) -> tuple[int, int]:
+        """(first, last) positions of a step within the epoch, half open."""
+        return step * self.global_batch, min((step + 1) * self.global_batch, self.samples)
+
     def step(self, epoch: int, step: int) -> np.ndarray:
         """int64 [n]: data set indices of one step by position; n <= global_batch."""
-        return self.epoch(epoch)[step * self.global_batch : (step + 1) * self.global_batch]
+        first, last = self.bounds(epoch, step)
+        return self.epoch(epoch)[first:last]
 
     def arranged(self, indices: np.ndarray, step: int) -> np.ndarray:
         """The samples of a step in the order in which they are cut."""

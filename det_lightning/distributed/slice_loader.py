@@ -10,7 +10,7 @@ from torch.utils.data import DataLoader, IterableDataset, RandomSampler, Sequent
 
 from det_lightning.distributed.random_guard import GuardedCollate, GuardedStart, guarded
 from det_lightning.distributed.sample_order import SampleOrder, Slice, cut
-from det_lightning.errors import InputError, UncoveredError
+from det_lightning.errors import UncoveredError
 
 
 class SliceSampler:
@@ -41,10 +41,8 @@ class SliceSampler:
 
     def slices(self, epoch: int, start_step: int) -> Iterator[tuple[Slice, list[int]]]:
         """Each micro-batch of this rank from `start_step` on, with the data set indices to load."""
-        indices = self.order.epoch(epoch)
         for step in range(start_step, self.order.steps):
-            here = indices[step * self.order.global_batch : (step + 1) * self.order.global_batch]
-            here = self.order.arranged(here, step)
+            here = self.order.arranged(self.order.step(epoch, step), step)
             for micro in range(self.accumulate):
                 part = self.rank * self.accumulate + micro
                 first, last = cut(len(here), self.world_size * self.accumulate, part)
@@ -144,25 +142,24 @@ def check_loader(loader: DataLoader) -> None:
             f"the data set {type(loader.dataset).__name__} is an IterableDataset: it has no index, so its samples "
             f"cannot be cut the same way at every world size. Give it __len__ and __getitem__ (a map-style Dataset)."
         )
-    if loader.batch_sampler is None or loader.batch_size is None:
+    if loader.batch_sampler is None:
         raise UncoveredError(
-            f'strategy="det" makes the batches itself; the DataLoader has a batch sampler of its own '
-            f"({type(loader.batch_sampler).__name__}) or none. Pass batch_size=... (and shuffle=True) instead."
+            'strategy="det" makes the batches itself; the DataLoader has batch_size=None. Pass batch_size=... (and '
+            "shuffle=True), or a batch_sampler whose batches are global batches."
         )
+
+
+def own_sampler(loader: DataLoader) -> tuple[object, bool] | None:
+    """(the user's sampler, whether it lists batches), or None if the loader only asks for the data set's order or a
+    new one each epoch."""
+    if loader.batch_size is None:  # torch leaves it out where a batch sampler is given
+        return loader.batch_sampler, True
     sampler = loader.sampler
-    if isinstance(sampler, SequentialSampler):
-        return
-    if not isinstance(sampler, RandomSampler):
-        raise UncoveredError(
-            f"the sampler {type(sampler).__name__} has an order of its own, which would be lost. "
-            f'strategy="det" takes shuffle=True or shuffle=False; remove the sampler from the DataLoader.'
-        )
-    if sampler.replacement or sampler.num_samples != len(loader.dataset):
-        raise InputError(
-            f"the RandomSampler draws {sampler.num_samples} of {len(loader.dataset)} samples"
-            f'{" with replacement" if sampler.replacement else ""}; strategy="det" takes each sample once an epoch. '
-            f"Use shuffle=True."
-        )
+    if type(sampler) is SequentialSampler:
+        return None
+    if type(sampler) is RandomSampler and not sampler.replacement and sampler.num_samples == len(loader.dataset):
+        return None
+    return sampler, False
 
 
 def is_shuffled(loader: DataLoader) -> bool:

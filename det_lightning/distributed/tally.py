@@ -13,7 +13,9 @@ from det_lightning.errors import UncoveredError
 from det_lightning.ops.digits import digits_value
 from det_lightning.ops.quotient import det_quotient
 
-_EXTRA = 4  # micro-batches with samples, the sum and the sum of squares of their structures, the digest of the samples
+# Micro-batches with samples, the sum and the sum of squares of their structures; the same three of all micro-batches and
+# their patterns; the digest of the samples.
+_EXTRA = 7
 
 
 class Tally:
@@ -34,9 +36,13 @@ class Tally:
             self._sums[place, 1] += denominator
         self._extra[:3] += torch.tensor([1, structure, structure * structure])
 
+    def add_pattern(self, pattern: int) -> None:
+        """How many backward passes a micro-batch makes and of which means; of one without samples too."""
+        self._extra[3:6] += torch.tensor([1, pattern, pattern * pattern])
+
     def add_sample_digest(self, digest: int) -> None:
         """Adds the digest of a micro-batch's samples, modulo 2^64."""
-        self._extra[3] += digest - 2**64 if digest >= 2**63 else digest
+        self._extra[6] += digest - 2**64 if digest >= 2**63 else digest
 
     def start(self, exchange: Exchange, device: torch.device) -> None:
         """Starts the sum over ranks; every micro-batch of this rank has been added."""
@@ -52,8 +58,9 @@ class Tally:
 
     def check(self) -> None:
         """Raises UncoveredError unless every micro-batch made its loss of the same means with the same constants."""
-        batches, total, squares, _ = self._extra.tolist()
-        if batches * squares != total * total:  # equal numbers, and no others, make these equal
+        numbers = self._extra.tolist()
+        # Equal numbers, and no others, make these equal.
+        if any(count * squares != total * total for count, total, squares in (numbers[:3], numbers[3:6])):
             raise UncoveredError(
                 "the micro-batches of one step made their losses unlike: of other means, with other constants, or of means "
                 "whose numbers of items are equal in one and unlike in another. A constant that depends on the size of the "
@@ -74,7 +81,7 @@ class Tally:
 
     @property
     def sample_digest(self) -> int:
-        return int(self._extra[3]) % 2**64
+        return int(self._extra[6]) % 2**64
 
     def clear(self) -> None:
         self._lay_out(torch.zeros(self._means * 2 * NB + _EXTRA, dtype=torch.int64))

@@ -1,5 +1,7 @@
-"""Waiting for a collective, with a message that says what a failure means."""
+"""Waiting for other ranks, with a message that says what a failure means."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch.distributed as dist
@@ -7,20 +9,30 @@ import torch.distributed as dist
 from det_lightning.errors import DetError
 
 
-def wait(work: Any) -> None:
-    """Until the work, or every one of a list, is done; None is done.
+@contextmanager
+def other_ranks(doing: str) -> Iterator[None]:
+    """Around collectives and nothing else.
 
     Raises:
         DetError: another rank is gone, or did not come within the process group's timeout.
     """
-    if work is None:
-        return
     try:
-        for each in work if isinstance(work, list) else [work]:
-            each.wait()
+        yield
     except RuntimeError as error:
         raise DetError(
-            f"rank {dist.get_rank()} lost another rank while gradients were added up over the ranks; it was killed, "
-            f"stopped with an error of its own, or did not come within the timeout. This rank stops too, before the step "
-            f"changed a weight: start the run again from its last checkpoint. ({str(error).splitlines()[0]})"
+            f"rank {dist.get_rank()} lost another rank while {doing}; it was killed, stopped with an error of its own, or "
+            f"did not come within the timeout. This rank stops too: start the run again from its last checkpoint. "
+            f"({str(error).splitlines()[0]})"
         ) from error
+
+
+def wait(work: Any) -> None:
+    """Until a collective of the reduction of gradients, or every one of a list, is done; None is done.
+
+    Errors as for `other_ranks`.
+    """
+    if work is None:
+        return
+    with other_ranks("gradients were added up over the ranks"):
+        for each in work if isinstance(work, list) else [work]:
+            each.wait()

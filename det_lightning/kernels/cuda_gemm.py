@@ -106,7 +106,7 @@ def _takes_residues(x: torch.Tensor, w: torch.Tensor, engine: str) -> bool:
     return products > 0 and (engine == "int8" or (engine == "auto" and products >= _FEWEST_PRODUCTS))
 
 
-def _in_rows(tensor: torch.Tensor) -> torch.Tensor:
+def in_rows(tensor: torch.Tensor) -> torch.Tensor:
     """With unit stride in the last dimension and no lazy negation."""
     if tensor.is_neg():
         tensor = plain(tensor)
@@ -148,7 +148,7 @@ def gemm(
     if bias is not None:
         bias = plain(bias).contiguous()
     if _takes_residues(x, w, engine):
-        x, w = _in_rows(x), _in_rows(w)
+        x, w = in_rows(x), in_rows(w)
         site = _site_of(x, w, bias, form.name, workspace_bytes, path)
         site.run(x, w, 0 if bias is None else bias.data_ptr(), out.data_ptr(), moduli)
     elif out.numel():
@@ -181,7 +181,7 @@ def add_gemm_digits(
     2^32; a sum that starts at zero is not canonical before `cuda_reduction.normalise`."""
     _check_engine(engine)
     if _takes_residues(x, w, engine):
-        x, w = _in_rows(x), _in_rows(w)
+        x, w = in_rows(x), in_rows(w)
         _site_of(x, w, None, "digits", workspace_bytes, "steps").run(x, w, 0, digits.data_ptr(), moduli)
     elif digits.numel() and x.shape[1]:
         (x,), (w,) = _matrices(x), _matrices(w)

@@ -16,14 +16,9 @@ BLOCK = 128
 LIST_SIZE = 1 << 18
 """Undecided elements that are listed; beyond them, their flags are searched."""
 
-CONVERT_THREADS, WHOLE_THREADS = 256, 512
-"""Threads of a block that converts rows: of the kernels for that alone, and of residue_whole."""
-
-_CONVERT_CHUNK, _WHOLE_CHUNK = 16, 8
-"""Terms that a thread takes at a time."""
-
-_ENOUGH_THREADS = 1 << 18
-"""Fewer do not fill a device while rows are converted."""
+CONVERT_THREADS = 256
+_CONVERT_CHUNK = 16
+"""Terms that a thread takes at a time where rows are converted."""
 
 _NARROWEST = 1024
 _SMALLEST = 2 * BLOCK
@@ -74,8 +69,6 @@ class Layout:
     depth_blocks: int
     team: int
     """Threads of a row where it is converted."""
-    convert_threads: int
-    """Threads of a block there."""
     tile_columns: int
     """Columns of a tile of the integer product."""
     places: tuple[int, ...]
@@ -99,7 +92,7 @@ class Layout:
         return self.moduli * self.sizes.batches * self.row_blocks * (self.padded_columns // self.tile_columns)
 
     def convert_blocks(self, rows: int) -> int:
-        return ceil_div(self.sizes.batches * rows * self.team, self.convert_threads)
+        return ceil_div(self.sizes.batches * rows * self.team, CONVERT_THREADS)
 
     def fields(self) -> tuple[int | float, ...]:
         """Fields of `cuda_src/product.cuh` from `moduli` to `depth_blocks`, then `team`."""
@@ -118,19 +111,15 @@ def _places(sizes: Sizes, padded_rows: int, padded_columns: int, *arrays: int) -
 
 
 @functools.lru_cache(maxsize=4096)
-def layout_of(moduli: int, sizes: Sizes, tile_columns: int, *, whole: bool = False) -> Layout:
-    """Blocks of 128 rows and terms; `whole`: for residue_whole."""
+def layout_of(moduli: int, sizes: Sizes, tile_columns: int) -> Layout:
+    """Blocks of 128 rows and terms."""
     padded_rows, padded_columns = _round_up(sizes.rows, BLOCK), _round_up(sizes.columns, max(tile_columns, BLOCK))
     depth_blocks = ceil_div(sizes.terms, BLOCK)
-    chunk, threads = (_WHOLE_CHUNK, WHOLE_THREADS) if whole else (_CONVERT_CHUNK, CONVERT_THREADS)
-    team = min(1 << (depth_blocks * BLOCK // chunk - 1).bit_length(), threads)
-    # More terms a thread are less work in all.
-    while not whole and team > 32 and sizes.batches * (sizes.rows + sizes.columns) * team >= 2 * _ENOUGH_THREADS:
-        team //= 2
+    team = min(1 << (depth_blocks * BLOCK // _CONVERT_CHUNK - 1).bit_length(), CONVERT_THREADS)
     x, w, depth = sizes.batches * padded_rows, sizes.batches * padded_columns, depth_blocks * BLOCK
     products = moduli * x * padded_columns
     places = _places(sizes, padded_rows, padded_columns, moduli * x * depth, moduli * w * depth, products)
-    return Layout(moduli, sizes, padded_rows, padded_columns, depth_blocks, team, threads, tile_columns, places)
+    return Layout(moduli, sizes, padded_rows, padded_columns, depth_blocks, team, tile_columns, places)
 
 
 @functools.lru_cache(maxsize=4096)
@@ -141,7 +130,7 @@ def short_layout_of(moduli: int, sizes: Sizes) -> Layout:
     x, w = sizes.batches * padded_rows, sizes.batches * padded_columns
     places = _places(sizes, padded_rows, padded_columns, moduli * x * depth, _round_up(moduli, 2) * w * depth, 0)
     team = depth // _CONVERT_CHUNK
-    return Layout(moduli, sizes, padded_rows, padded_columns, 1, team, CONVERT_THREADS, _UNIT_COLUMNS, places)
+    return Layout(moduli, sizes, padded_rows, padded_columns, 1, team, _UNIT_COLUMNS, places)
 
 
 def short_depth(terms: int) -> int:

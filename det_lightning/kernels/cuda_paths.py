@@ -5,18 +5,19 @@ steps: a launch each for residues, integer products, rounding and what that left
 whole: all of it in one cooperative launch (`residue_whole`); for small products, which would wait between launches.
 short: rows of at most 128 terms, as in attention: all moduli of a tile in one kernel (`residue_short`), which spares
     products of residues their way through memory.
+windowed: as steps, to windowed digits (`residue_windowed`); what does not fit them is left to the caller.
 """
 
 from typing import NamedTuple
 
 from ..arithmetic.formats import NB
-from .cuda import Call, Chain, capability, most_shared_bytes, multiprocessors
+from .cuda import Call, capability, most_shared_bytes, multiprocessors
+from .cuda_chain import Chain
 from .cuda_layout import (
     BLOCK,
     CHANGING,
     CONVERT_THREADS,
     LIST_SIZE,
-    WHOLE_THREADS,
     Layout,
     Sizes,
     Tile,
@@ -29,10 +30,11 @@ from .cuda_layout import (
     tiles_of,
 )
 
-PATHS = ("steps", "whole", "short")
+PATHS = ("steps", "whole", "short", "windowed")
 
 _FORMAT_BYTES = (4, 2, 2)
-_CODES = {"float32": 0, "bfloat16": 1, "float16": 2, "digits": 0}
+_CODES = {"float32": 0, "bfloat16": 1, "float16": 2, "digits": 0, "windowed": 0}
+_OUT_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, "digits": 8 * NB, "windowed": 4}
 _THREADS = 256
 _FLAGGED_THREADS = 128
 _FLAGGED_BLOCKS_A_MULTIPROCESSOR = 8
@@ -52,6 +54,8 @@ _FEWEST_SHORT = 1 << 17
 """Results; fewer do not fill a device with tiles of 128 rows."""
 
 _USUAL_MODULI = 12
+_REST_BYTES = 32
+"""Of Rests of `cuda_src/residue_rows.cuh`."""
 
 
 class Form(NamedTuple):
@@ -66,6 +70,11 @@ class Form(NamedTuple):
     w_batch_stride: int
     bias_code: int
     out: str
+    words: int = 0
+    """Of windowed digits: words an element, and whether they are written, not added to."""
+    fresh: bool = False
+    plane: int = 0
+    """From one word of an element to its next, in words."""
 
 
 class Prepared(NamedTuple):
@@ -76,6 +85,9 @@ class Prepared(NamedTuple):
     needs_barrier: bool
     counted: int
     """Of the two counts of a tile, which begin the scratch, the one of elements that took the operands themselves."""
+    place_of_flags: int
+    """In the scratch: int16, 32 for each unit."""
+    padded_columns: int
     chains: list[tuple[Chain, int, int, int, int]]
 
 
@@ -102,22 +114,25 @@ def prepare(device_index: int, sizes: Sizes, form: Form, moduli: int, path: str,
     columns = _WHOLE_COLUMNS if path == "whole" else _tile_columns(moduli, sizes, device_index)
 
     def layout(of: Sizes) -> Layout:
-        return short_layout_of(moduli, of) if path == "short" else layout_of(moduli, of, columns, whole=path == "whole")
+        return short_layout_of(moduli, of) if path == "short" else layout_of(moduli, of, columns)
 
-    tiles = tiles_of(sizes, lambda of: layout(of).bytes, workspace_bytes)
+    windowed = path == "windowed"  # a row's base is that of all its elements: one tile
+    tiles = [Tile(0, 0, 0, sizes)] if windowed else tiles_of(sizes, lambda of: layout(of).bytes, workspace_bytes)
     # The arrays lie where the largest tile has them, so the residues of x stay while w goes by.
     places, counters = layout(tiles[0].sizes).places, _round_up(8 * len(tiles), 256)
     shifted = tuple(place + counters for place in places[1:-1])
     x_bytes, w_bytes = _FORMAT_BYTES[form.x_code], _FORMAT_BYTES[form.w_code]
-    out_bytes = 8 * NB if form.out == "digits" else _FORMAT_BYTES[_CODES[form.out]]
-    bias_bytes = _FORMAT_BYTES[max(form.bias_code, 0)]
+    out_bytes, bias_bytes = _OUT_BYTES[form.out], _FORMAT_BYTES[max(form.bias_code, 0)]
+    rests = places[-1] + counters
+    rests_bytes = _REST_BYTES * (layout(sizes).padded_rows + layout(sizes).padded_columns) if windowed else 0
+    batch_stride = form.plane if windowed else sizes.rows * sizes.columns
     chains = []
     for number, tile in enumerate(tiles):
         calls, columns_a_task, x_blocks = _calls(device_index, layout(tile.sizes), tile, form, path)
         fixed = (
-            *form[:6], max(form.bias_code, 0), _CODES[form.out], sizes.columns, sizes.rows * sizes.columns,
+            *form[:6], max(form.bias_code, 0), _CODES[form.out], sizes.columns, batch_stride,
             *layout(tile.sizes).fields(), x_blocks, columns_a_task, norm_scale(moduli, sizes.terms),
-            8 * number, *shifted, LIST_SIZE,
+            8 * number, *shifted, LIST_SIZE, rests, form.words, int(form.fresh),
         )  # fmt: skip
         chain = Chain(device_index, calls, CHANGING, fixed)
         b, i, j, _ = tile
@@ -130,7 +145,8 @@ def prepare(device_index: int, sizes: Sizes, form: Form, moduli: int, path: str,
                 out_bytes * ((b * sizes.rows + i) * sizes.columns + j),
             )
         )
-    return Prepared(places[-1] + counters, path == "whole", int(path == "short"), chains)
+    flags, padded_columns = counters + places[6], layout(tiles[0].sizes).padded_columns
+    return Prepared(rests + rests_bytes, path == "whole", int(path == "short"), flags, padded_columns, chains)
 
 
 def _round_up(a: int, b: int) -> int:
@@ -147,7 +163,7 @@ def _calls(device_index: int, layout: Layout, tile: Tile, form: Form, path: str)
     if path == "whole":
         blocks = (_WHOLE_BLOCKS_A_MULTIPROCESSOR * multiprocessors(device_index),)
         name = f"residue_whole{plain}"
-        whole = Call("residue_whole", name, blocks, WHOLE_THREADS, (), defines, _WHOLE_SHARED_BYTES, cooperative=True)
+        whole = Call("residue_whole", name, blocks, _THREADS, (), defines, _WHOLE_SHARED_BYTES, cooperative=True)
         return [whole], 0, x_blocks
     most = _FLAGGED_BLOCKS_A_MULTIPROCESSOR * multiprocessors(device_index)
     digits = form.out == "digits"
@@ -162,6 +178,16 @@ def _calls(device_index: int, layout: Layout, tile: Tile, form: Form, path: str)
             Call("residue_short", f"residue_short{plain}", (tasks,), _THREADS, (), defines, shared),
             Call("residue_short", "residue_short_flagged", (2 * multiprocessors(device_index),), _THREADS, (), defines),
         ], columns_a_task, x_blocks  # fmt: skip
+    if path == "windowed":
+        bases = Call(
+            "residue_windowed", "residue_windowed_bases", (ceil_div(tile.sizes.rows, _THREADS),), _THREADS, (), defines
+        )
+        return [
+            Call("residue_windowed", "residue_windowed_convert", convert_blocks, CONVERT_THREADS, (), defines),
+            *([bases] if form.fresh else []),
+            _multiply(device_index, layout),
+            Call("residue_windowed", "residue_windowed", (ceil_div(layout.units * 32, _THREADS),), _THREADS, (), defines),
+        ], 0, x_blocks  # fmt: skip
     rounding = "residue_digits" if digits else f"residue_round{plain}"
     return [
         Call("residue_convert", "residue_convert", convert_blocks, CONVERT_THREADS, (), defines),

@@ -71,13 +71,18 @@ class _Family:
 
 def _device_type(family: str, name: str, arguments: tuple) -> str:
     """ "cpu" or "cuda"; raises InputError where tensors lie on several devices."""
-    devices = {argument.device for argument in arguments if isinstance(argument, torch.Tensor)}
-    if len(devices) > 1:
-        listed = ", ".join(sorted(str(device) for device in devices))
-        raise InputError(
-            f"{family}.{name}: the tensors are on several devices ({listed}); move them to one with .to(...)"
-        )
-    return next(iter(devices)).type if devices else "cpu"
+    first = None
+    for argument in arguments:
+        if isinstance(argument, torch.Tensor):
+            if first is None:
+                first = argument.device
+            elif argument.device != first:
+                devices = {other.device for other in arguments if isinstance(other, torch.Tensor)}
+                listed = ", ".join(sorted(str(device) for device in devices))
+                raise InputError(
+                    f"{family}.{name}: the tensors are on several devices ({listed}); move them to one with .to(...)"
+                )
+    return "cpu" if first is None else first.type
 
 
 @cache

@@ -45,7 +45,7 @@ class BatchFree:
         """Whether a call on these operands is a function of parameters and buffers alone, with a gradient."""
         if not any(value.requires_grad and self(value) for value in operands):
             return False
-        return all(self(value) if value.requires_grad else self._is_buffer(value) for value in operands)
+        return all(self(value) if value.requires_grad else self.is_buffer(value) for value in operands)
 
     def call(self, name: str, func: Callable, args: tuple, kwargs: dict) -> tuple[bool, Any]:
         """(whether the call is covered, its result)."""
@@ -62,7 +62,7 @@ class BatchFree:
                 args = (args[0], torch.tensor(args[1], dtype=args[0].dtype, device=args[0].device))
             result = func(*args, **kwargs)
             made = result if isinstance(result, (tuple, list)) else (result,)
-            if not any(isinstance(value, Tensor) and value.is_floating_point() for value in made):
+            if not any(isinstance(v, Tensor) and v.is_floating_point() and v.requires_grad for v in made):
                 return True, result
             if name not in _COVERED or kwargs.get("alpha", 1) != 1 or kwargs.get("rounding_mode") is not None:
                 return False, None
@@ -86,7 +86,8 @@ class BatchFree:
             waiting.extend(below for below, _ in node.next_functions if below is not None)
         return None
 
-    def _is_buffer(self, tensor: Tensor) -> bool:
+    def is_buffer(self, tensor: Tensor) -> bool:
+        """Whether it is one of the model's buffers."""
         if self._buffers is None:
             self._buffers = {id(buffer) for buffer in self._model.buffers()}
         return id(tensor) in self._buffers

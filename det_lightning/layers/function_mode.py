@@ -53,6 +53,8 @@ _SUM = (torch.sum, Tensor.sum)
 _GRADIENT_PROPERTY = frozenset((Tensor.grad.__get__, Tensor.grad.__set__, Tensor.grad.__delete__))
 _DROPOUT = (F.dropout, torch.dropout)
 _FEATURE_DROPOUT = (F.dropout1d, F.dropout2d, F.dropout3d)
+# Functions that may bring samples together, and the place of their dimension among the arguments.
+_ACROSS = {"max": 1, "min": 1, "amax": 1, "amin": 1, "flip": 1, "roll": 2, "sort": 1, "topk": 2, "index_select": 1}
 _DIVISIONS = frozenset("div truediv itruediv true_divide divide".split())
 _FLATTENING = frozenset("view reshape flatten".split())
 _LOG_SOFTMAX = (F.log_softmax, torch.log_softmax, Tensor.log_softmax)
@@ -199,6 +201,8 @@ class FunctionMode(TorchFunctionMode):
         if terms and self.terms.record(name, func, args, kwargs, terms, result, with_gradient=with_gradient):
             return result
         self._check(name, operands, with_gradient, args, kwargs, result)
+        if not with_gradient and self._mixes_samples(name, args, kwargs):
+            self.terms.note_statistics([value for value in _flatten(result) if isinstance(value, Tensor)])
         if follows_mean:
             self._follow_mean(name, args[0] if name == "setitem" else result)
         return result
@@ -230,6 +234,26 @@ class FunctionMode(TorchFunctionMode):
                 )
             return
         raise self.refusal(name)
+
+    def _mixes_samples(self, name: str, args: tuple, kwargs: dict) -> bool:
+        """Whether a call brings samples of the micro-batch together, or to other places of it."""
+        x = args[0] if args else None
+        if not isinstance(x, Tensor) or x.dim() == 0 or x.shape[0] != self.samples or self.samples == 1:
+            return False
+        if self.batch_free.is_buffer(x):
+            return False
+        if name == "getitem":
+            first = args[1][0] if isinstance(args[1], tuple) and args[1] else args[1]
+            return isinstance(first, (Tensor, list))
+        if name not in _ACROSS:
+            return False
+        dim = kwargs.get("dim", kwargs.get("dims", args[_ACROSS[name]] if len(args) > _ACROSS[name] else None))
+        if isinstance(dim, Tensor):  # the larger of two
+            return False
+        if dim is None and name in ("sort", "topk"):
+            dim = -1
+        dims = range(x.dim()) if dim is None else (dim,) if isinstance(dim, int) else tuple(dim)
+        return any(d % x.dim() == 0 for d in dims)
 
     def _refuse_parameters(self, name: str, operands: list[Tensor]) -> None:
         for value in self.batch_free.among(operands):

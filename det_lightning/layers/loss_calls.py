@@ -65,7 +65,7 @@ def counted(values: Tensor, count: int, samples: int, reduction: str = "mean") -
 
 def identity(tensor: Tensor) -> tuple[Any, ...]:
     """The same for two views of the same elements, while one of them lives."""
-    return (tensor.data_ptr(), tensor.numel(), tensor.dtype)
+    return (tensor.data_ptr(), tensor.shape, tensor.stride(), tensor.dtype)
 
 
 def loss_call(func: Callable, args: tuple, kwargs: dict, samples: int, refusal: Callable[..., Exception]) -> Items:

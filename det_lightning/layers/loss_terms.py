@@ -20,8 +20,8 @@ from det_lightning.ops.means import item_digits, quotient_of, undivided
 MOST_MEANS = 8
 MOST_DENOMINATORS = 4
 STATISTIC = (
-    "a mean over the micro-batch: its value depends on how the global batch is cut into micro-batches. It may be logged; "
-    "for the loss or a buffer, compute it over the data set before training."
+    "a mean, an extreme or another arrangement of the samples of the micro-batch: it depends on how the global batch is cut "
+    "into micro-batches. It may be logged; for the loss or a buffer, compute it in the data set or before training."
 )
 _IDENTITIES = frozenset("clone squeeze view reshape contiguous positive alias float double to type detach data".split())
 _COMMUTATIVE = frozenset("mul rmul multiply".split())
@@ -79,6 +79,7 @@ class LossPlan:
             parameters alone, or None without any.
         evaluate: (value of each mean) -> the loss, float32.
         structure: 20 bits that are the same in every micro-batch whose loss is made alike.
+        pattern: 20 bits of the grouping alone.
     """
 
     means: list[Mean]
@@ -86,6 +87,7 @@ class LossPlan:
     partial: Callable[[int | None], Tensor | None]
     evaluate: Callable[[list[Tensor]], Tensor]
     structure: int
+    pattern: int
 
 
 class LossTerms:
@@ -270,7 +272,7 @@ class LossTerms:
             tensors = [self._tensors[p] if i in inside else self._tensors[p].detach() for i, p in enumerate(places)]
             return term.evaluate(dict(zip(places, tensors, strict=True)), group is None)
 
-        return LossPlan(means, groups, partial, value, _structure(groups, means, value))
+        return LossPlan(means, groups, partial, value, _structure(groups, means, value), _bits(groups))
 
     def made_of(self, value: object) -> tuple[list[Mean] | None, Callable[[list[Tensor]], Tensor] | None]:
         """(the means that a value is a function of, the value as a function of them), or (None, None)."""
@@ -306,8 +308,12 @@ def _structure(groups: list[list[int]], means: list[Mean], evaluate: Callable[[l
     count = len(means)
     probes = [torch.zeros(count), *torch.eye(count)]
     values = [evaluate(list(probe.unbind())).double().item().hex() for probe in probes]
-    text = repr((groups, [(mean.total, mean.key if mean.key[0] == "items" else None) for mean in means], values))
-    return int.from_bytes(blake2b(text.encode(), digest_size=4).digest()) >> 12
+    text = (groups, [(mean.total, mean.key if mean.key[0] == "items" else None) for mean in means], values)
+    return _bits(text)
+
+
+def _bits(value: object) -> int:
+    return int.from_bytes(blake2b(repr(value).encode(), digest_size=4).digest()) >> 12
 
 
 def _nonlinear(name: str, operands: tuple) -> UncoveredError:

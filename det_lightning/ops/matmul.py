@@ -6,7 +6,7 @@ from torch.autograd.function import once_differentiable
 from ..errors import InputError
 from ..kernels.dispatch import check_tensor, kernels_of
 from .digits import output_form
-from .gemm import ENGINES, det_gemm
+from .gemm import ENGINES, compute_gemm, det_gemm
 from .registration import is_traced
 
 
@@ -37,34 +37,51 @@ def det_matmul(
 
 
 def _batched(left, right, a, b, dtype, engine) -> torch.Tensor:
-    try:
-        sizes = torch.broadcast_shapes(left.shape[:-2], right.shape[:-2])
-    except RuntimeError as error:
-        raise InputError(
-            f"det_matmul: a is {list(a.shape)} and b is {list(b.shape)}; their leading dimensions do not broadcast"
-        ) from error
     rows, terms, columns = left.shape[-2], left.shape[-1], right.shape[-1]
+    if left.dim() == right.dim() == 2:
+        other = right.t()
+        if engine not in ENGINES or is_traced(left, other):
+            return det_gemm(left, other, dtype=dtype, engine=engine)
+        # What det_gemm would check has been checked.
+        return kernels_of("gemm").gemm(left, other, None, output_form("det_matmul", dtype), engine)
     if right.dim() == 2:
         # One product: the leading dimensions of `a` are more rows.
         flat = left.reshape(left.shape[:-1].numel(), terms)
         return det_gemm(flat, right.t(), dtype=dtype, engine=engine).view(*left.shape[:-1], columns)
+    sizes = left.shape[:-2]
+    if sizes != right.shape[:-2]:
+        try:
+            sizes = torch.broadcast_shapes(sizes, right.shape[:-2])
+        except RuntimeError as error:
+            raise InputError(
+                f"det_matmul: a is {list(a.shape)} and b is {list(b.shape)}; their leading dimensions do not broadcast"
+            ) from error
     lefts = left.expand(*sizes, rows, terms).reshape(sizes.numel(), rows, terms)
     rights = right.expand(*sizes, terms, columns).reshape(sizes.numel(), terms, columns)
-    if lefts.is_cuda and rights.is_cuda and not torch.compiler.is_compiling():
-        return _on_cuda(lefts, rights.transpose(1, 2), dtype, engine).view(*sizes, rows, columns)
-    out = torch.empty((*sizes, rows, columns), dtype=dtype, device=left.device)
-    for target, x, y in zip(out.view(sizes.numel(), rows, columns), lefts, rights, strict=True):
-        target.copy_(det_gemm(x, y.t(), dtype=dtype, engine=engine))
-    return out
+    return _products(lefts, rights.transpose(1, 2), dtype, engine).view(*sizes, rows, columns)
 
 
-def _on_cuda(x: torch.Tensor, w: torch.Tensor, dtype: torch.dtype, engine: str) -> torch.Tensor:
-    """The products x[b] @ w[b].T of a batch in one call: x [B, M, K], w [B, N, K]."""
-    if engine not in ENGINES:
-        raise InputError(f"det_matmul: engine is {engine!r}; allowed: {', '.join(ENGINES)}; all give the same bits")
+def _products(x: torch.Tensor, w: torch.Tensor, dtype: torch.dtype, engine: str) -> torch.Tensor:
+    """The products x[b] @ w[b].T of a batch: x [B, M, K], w [B, N, K]."""
+    if torch.compiler.is_compiling() or type(x) is not torch.Tensor or type(w) is not torch.Tensor:
+        # One by one, through the operation that compilers know.
+        products = [det_gemm(one, other, dtype=dtype, engine=engine) for one, other in zip(x, w, strict=True)]
+        return torch.stack(products) if products else x.new_empty((0, x.shape[1], w.shape[1]), dtype=dtype)
     if is_traced(x, w):
         return _Products.apply(x, w, dtype, engine)
-    return kernels_of("gemm").gemm(x, w, None, output_form("det_matmul", dtype), engine)
+    return _compute_products(x, w, dtype, engine)
+
+
+def _compute_products(x: torch.Tensor, w: torch.Tensor, dtype: torch.dtype, engine: str) -> torch.Tensor:
+    """`_products` on plain tensors: on CUDA in one call."""
+    if engine not in ENGINES:
+        raise InputError(f"det_matmul: engine is {engine!r}; allowed: {', '.join(ENGINES)}; all give the same bits")
+    if x.is_cuda and w.is_cuda:
+        return kernels_of("gemm").gemm(x, w, None, output_form("det_matmul", dtype), engine)
+    out = torch.empty((x.shape[0], x.shape[1], w.shape[1]), dtype=dtype, device=x.device)
+    for target, one, other in zip(out, x, w, strict=True):
+        target.copy_(compute_gemm(one, other, None, dtype, engine))
+    return out
 
 
 class _Products(torch.autograd.Function):
@@ -73,13 +90,13 @@ class _Products(torch.autograd.Function):
     @staticmethod
     def forward(ctx, x, w, dtype, engine):
         ctx.save_for_backward(x, w)
-        return kernels_of("gemm").gemm(x, w, None, output_form("det_matmul", dtype), engine)
+        return _compute_products(x, w, dtype, engine)
 
     @staticmethod
     @once_differentiable
     def backward(ctx, upstream):
         x, w = ctx.saved_tensors
         needs_x, needs_w = ctx.needs_input_grad[:2]
-        grad_x = _on_cuda(upstream, w.transpose(1, 2), x.dtype, "auto") if needs_x else None
-        grad_w = _on_cuda(upstream.transpose(1, 2), x.transpose(1, 2), w.dtype, "auto") if needs_w else None
+        grad_x = _compute_products(upstream, w.transpose(1, 2), x.dtype, "auto") if needs_x else None
+        grad_w = _compute_products(upstream.transpose(1, 2), x.transpose(1, 2), w.dtype, "auto") if needs_w else None
         return grad_x, grad_w, None, None

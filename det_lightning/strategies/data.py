@@ -5,11 +5,13 @@ from typing import Any
 
 import numpy as np
 import torch
+import torch.distributed as dist
 from torch import Tensor
 from torch.utils.data import DataLoader
 
+from det_lightning.distributed.listed_order import ListedOrder, Listing, listed_order
 from det_lightning.distributed.sample_order import SampleOrder, Slice
-from det_lightning.distributed.slice_loader import SliceLoader, SliceSampler, check_loader, is_shuffled
+from det_lightning.distributed.slice_loader import SliceLoader, SliceSampler, check_loader, is_shuffled, own_sampler
 from det_lightning.errors import InputError, UncoveredError
 from det_lightning.ledger.digest import value_digest
 from det_lightning.strategies.resume import Stamp
@@ -27,6 +29,11 @@ class TrainingData:
         self.arrangement: int | None = None
         self.order: SampleOrder | None = None
         self._loader: SliceLoader | None = None
+
+    def _step_size(self, loader: DataLoader, parts: int) -> int | None:
+        if self._global_batch is not None or loader.batch_size is None:
+            return self._global_batch
+        return parts * loader.batch_size
 
     def place(self) -> tuple[int, int]:
         """(epoch, step within it) that comes next."""
@@ -47,11 +54,10 @@ class TrainingData:
     def positions(self) -> Tensor:
         """int64 [samples]: the places of those samples in the epoch's order."""
         here, order = self.current, self.order
-        count = min(order.global_batch, order.samples - here.step * order.global_batch)
-        within = order.arranged(np.arange(count, dtype=np.int64), here.step)
+        start, end = order.bounds(here.epoch, here.step)
+        within = order.arranged(np.arange(end - start, dtype=np.int64), here.step)
         first, last = here.positions
-        chosen = within[first:last] if first < last else within[:1]
-        return torch.from_numpy(chosen + here.step * order.global_batch)
+        return torch.from_numpy((within[first:last] if first < last else within[:1]) + start)
 
     @property
     def current_digest(self) -> int | None:
@@ -74,15 +80,28 @@ class TrainingData:
         accumulate = trainer.accumulate_grad_batches
         _check_limits(trainer, accumulate)
         limit = trainer.limit_train_batches
-        self.order = SampleOrder(
-            samples=len(loader.dataset),
-            global_batch=self._global_batch or world_size * loader.batch_size * accumulate,
-            seed=self._seed if self._seed is not None else int(os.environ.get("PL_GLOBAL_SEED", 0)),
-            shuffle=is_shuffled(loader),
-            drop_last=loader.drop_last,
-            most_steps=limit // accumulate if isinstance(limit, int) else None,
-            arrangement=self.arrangement,
-        )
+        most_steps = limit // accumulate if isinstance(limit, int) else None
+        seed = self._seed if self._seed is not None else int(os.environ.get("PL_GLOBAL_SEED", 0))
+        own = own_sampler(loader)
+        if own is not None:
+            self.order = listed_order(
+                Listing(own[0], batched=own[1], seed=seed, told=(loader.sampler,)),
+                global_batch=self._step_size(loader, world_size * accumulate),
+                drop_last=loader.drop_last,
+                most_steps=most_steps,
+                arrangement=self.arrangement,
+            )
+            _check_listing(self.order)
+        else:
+            self.order = SampleOrder(
+                samples=len(loader.dataset),
+                global_batch=self._step_size(loader, world_size * accumulate),
+                seed=seed,
+                shuffle=is_shuffled(loader) and not trainer.overfit_batches,
+                drop_last=loader.drop_last,
+                most_steps=most_steps,
+                arrangement=self.arrangement,
+            )
         if resumed is not None:
             resumed.check(self.order)
         automatic = trainer.lightning_module.automatic_optimization
@@ -97,6 +116,20 @@ class TrainingData:
         )
         self._loader = SliceLoader(loader, sampler, value_digest if record_samples else None, may_draw=False)
         return self._loader
+
+
+def _check_listing(order: ListedOrder) -> None:
+    """Raises UncoveredError unless the sampler lists the same on every rank."""
+    mine = order.listing.digest(0)
+    if not dist.is_initialized() or dist.get_world_size() == 1:
+        return
+    digests: list[str | None] = [None] * dist.get_world_size()
+    dist.all_gather_object(digests, mine)
+    if len(set(digests)) > 1:
+        raise UncoveredError(
+            f"the sampler {type(order.listing.sampler).__name__} lists other samples on another rank. Every rank is to list "
+            f"the whole epoch; the strategy cuts it. Use the sampler as for one process, without rank and world size."
+        )
 
 
 def check_fetching(trainer: Any) -> None:
@@ -122,6 +155,12 @@ def evaluation_loader(loader: object, *, world_size: int, rank: int) -> object:
     if not isinstance(loader, DataLoader):
         raise UncoveredError(f'strategy="det" evaluates on torch.utils.data.DataLoader, got {type(loader).__name__}.')
     check_loader(loader)
+    own = own_sampler(loader)
+    if own is not None:
+        listing = Listing(own[0], batched=own[1], seed=0, told=(loader.sampler,))
+        size = None if loader.batch_size is None else world_size * loader.batch_size
+        order = listed_order(listing, global_batch=size, drop_last=loader.drop_last, most_steps=None, arrangement=None)
+        return SliceLoader(loader, SliceSampler(order, world_size=world_size, rank=rank, accumulate=1))
     samples = len(loader.dataset)
     order = SampleOrder(
         samples=samples - samples % loader.batch_size if loader.drop_last else samples,
@@ -133,8 +172,6 @@ def evaluation_loader(loader: object, *, world_size: int, rank: int) -> object:
 
 def _check_limits(trainer: Any, accumulate: int) -> None:
     limit = trainer.limit_train_batches
-    if trainer.overfit_batches:
-        raise UncoveredError('Trainer(overfit_batches=...) is not covered by strategy="det"; use a smaller data set.')
     cuts = limit % accumulate if isinstance(limit, int) else limit != 1.0
     if cuts:
         raise InputError(

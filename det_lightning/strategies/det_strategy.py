@@ -21,6 +21,7 @@ from det_lightning.layers.convert import convert, refuse_hooks, restore
 from det_lightning.layers.function_mode import FunctionMode
 from det_lightning.optim.stepping import check_optimizer
 from det_lightning.strategies import resume
+from det_lightning.strategies.batch_hooks import BatchMarks, cover_before_transfer, uncover_before_transfer
 from det_lightning.strategies.data import TrainingData, check_fetching, evaluation_loader
 from det_lightning.strategies.exact_results import ExactCollection, make_exact, make_stock
 from det_lightning.strategies.stand_in import surroundings
@@ -78,6 +79,7 @@ class DetStrategyMixin(StepMixin):
         self.saved_checkpoints: list[tuple[int, str]] = []
         self.training_data = TrainingData(global_batch, seed)
         self._swapped: dict[str, type] = {}
+        self._marks = BatchMarks()
         self._clear_step()
         self._logged: dict[str, Any] | None = None
         self._resumed: resume.Stamp | None = None
@@ -116,11 +118,13 @@ class DetStrategyMixin(StepMixin):
         check_fetching(self.lightning_module.trainer)
         self._go_on_logging()
         self._clear_step()
+        cover_before_transfer(self.lightning_module, lambda: self._mode(sink=None, phase="before transfer"))
 
     def teardown(self) -> None:
-        if self._swapped and self.lightning_module is not None:
+        if self.lightning_module is not None:
             restore(self.lightning_module, self._swapped)
             self._swapped = {}
+            uncover_before_transfer(self.lightning_module)
             for loop in _logging_loops(self.lightning_module.trainer):
                 make_stock(loop._results)
         self._clear_step()
@@ -151,7 +155,14 @@ class DetStrategyMixin(StepMixin):
         if not self.lightning_module.trainer.training:
             return super().batch_to_device(batch, device, dataloader_idx)
         with self._mode(sink=None, phase="transfer"):
-            return super().batch_to_device(batch, device, dataloader_idx)
+            batch = super().batch_to_device(batch, device, dataloader_idx)
+        self._marks.note(batch)
+        return batch
+
+    def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
+        """After the hook of that name of callbacks and module."""
+        super().on_train_batch_start(batch, batch_idx)
+        self._marks.check(batch)
 
     def validation_step(self, *args: Any, **kwargs: Any) -> Any:
         with self._evaluation(args):

@@ -16,6 +16,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from det_lightning.distributed.waiting import other_ranks
 from det_lightning.errors import InputError
 from det_lightning.layers.loss_calls import count_digits
 from det_lightning.layers.loss_terms import Mean
@@ -96,7 +97,8 @@ def _added(integers: Tensor, group: Any) -> Tensor:
     if not dist.is_initialized() or dist.get_world_size(group) == 1:
         return integers
     moved = integers.cuda() if dist.get_backend(group) == "nccl" else integers.clone()
-    dist.all_reduce(moved, group=group)
+    with other_ranks("logged values were added up over the ranks"):
+        dist.all_reduce(moved, group=group)
     return moved.cpu()
 
 

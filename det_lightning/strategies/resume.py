@@ -18,6 +18,7 @@ class Stamp:
 
     Attributes:
         accumulate: micro-batches of a step of the run that saved it.
+        listing: digest of what the user's own sampler listed for the first epoch.
     """
 
     samples: int
@@ -27,6 +28,7 @@ class Stamp:
     drop_last: bool
     steps_per_epoch: int
     accumulate: int
+    listing: str | None = None
 
     def check(self, order: SampleOrder) -> None:
         """Raises InputError with both values unless `order` continues the run of this checkpoint."""
@@ -49,7 +51,9 @@ def stamp(order: SampleOrder, accumulate: int) -> dict[str, int | bool]:
 def _lasting(order: SampleOrder) -> dict[str, int | bool]:
     """What decides the samples of a step; how they are arranged within it does not."""
     names = ("samples", "global_batch", "seed", "shuffle", "drop_last")
-    return {**{name: getattr(order, name) for name in names}, "steps_per_epoch": order.steps}
+    listing = getattr(order, "listing", None)
+    listed = {} if listing is None else {"listing": listing.digest(0)}
+    return {**{name: getattr(order, name) for name in names}, "steps_per_epoch": order.steps, **listed}
 
 
 def take_over(checkpoint: dict[str, Any], accumulate: int, *, by_steps: bool) -> Stamp | None:

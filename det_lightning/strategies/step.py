@@ -97,7 +97,7 @@ class StepMixin:
         """Adds the values of a loss to those of the step."""
         self._plan = plan
         parts = [MeanPart(mean.digits, mean.denominator, mean.total) for mean in plan.means]
-        self._reducer.add_loss(parts, plan.groups, plan.structure)
+        self._reducer.add_loss(parts, plan.groups, plan.structure, plan.pattern)
         if self._digest is not None:
             self._reducer.add_sample_digest(self._digest)
             self._digest = None
@@ -158,7 +158,16 @@ class StepMixin:
         for group in range(len(plan.groups)):
             again = {"retain_graph": True} if group + 1 < len(plan.groups) else {}
             self._reducer.begin(group, last=last)
-            self.precision_plugin.backward(plan.partial(group), module, optimizer, *args, **{**kwargs, **again})
+            try:
+                self.precision_plugin.backward(plan.partial(group), module, optimizer, *args, **{**kwargs, **again})
+            except TypeError as error:
+                if "retain_graph" not in str(error) or not again:
+                    raise
+                raise UncoveredError(
+                    "the means of this loss divide by unlike numbers, so it takes several backward passes, and "
+                    f"{type(module).__name__}.backward does not take retain_graph. Write backward(self, loss, *args, "
+                    "**kwargs): loss.backward(*args, **kwargs)."
+                ) from error
             self._reducer.end()
         for name, parameter in module.named_parameters():
             if parameter.grad is not None:

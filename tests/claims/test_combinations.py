@@ -65,7 +65,7 @@ class Build:
 
 CASES = [*itertools.product(OPTIMIZERS, PRECISIONS)]
 SPLITS = [Split(w, 1, a) for w in (1, 2, 3, 4) for a in (1, 2, 3)]
-FEW = [Split(1, 1, 1), Split(1, 1, 3), Split(2, 1, 2), Split(3, 1, 1)]
+FEW = [Split(1, 1, 1), Split(1, 1, 3), Split(2, 1, 2)]
 
 
 def run_of(name: str, precision: str, split: Split, **options) -> Run:

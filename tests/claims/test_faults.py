@@ -26,7 +26,10 @@ class Flip(Callback):
                 pl_module.output.weight.view(torch.int32)[2, 3] ^= 1 << 18
 
 
-@pytest.mark.parametrize(("world", "who"), [(2, r"ranks \[0, 1\] differ"), (3, "rank 1 differs")])
+TWO = pytest.param(2, r"ranks \[0, 1\] differ", marks=pytest.mark.slow)
+
+
+@pytest.mark.parametrize(("world", "who"), [(3, "rank 1 differs"), TWO])
 def test_C59_a_flipped_bit_stops_the_run_at_that_step_and_is_named(world, who):
     run = Run(split=Split(world, 24 // world, 1), steps=6, callbacks=(Flip(),))
     with pytest.raises(Failed, match=rf"{who} from the others in output\.weight \[5, 16\] after optimizer step 3"):
@@ -40,18 +43,33 @@ def test_without_the_check_the_ranks_drift_apart():
 
 
 class Dies(Callback):
-    def on_before_backward(self, trainer, pl_module, loss):
-        if trainer.global_step == 2 and trainer.global_rank == 1:
+    """One rank is killed before its backward pass, or before its optimizer step."""
+
+    def __init__(self, where: str):
+        self.where = where
+
+    def _die(self, trainer, where):
+        if where == self.where and trainer.global_step == 2 and trainer.global_rank == 1:
             os.kill(os.getpid(), signal.SIGKILL)
 
+    def on_before_backward(self, trainer, pl_module, loss):
+        self._die(trainer, "backward")
 
-def test_a_rank_that_is_killed_ends_the_others_with_one_message(tmp_path):
+    def on_before_optimizer_step(self, trainer, pl_module, optimizer):
+        self._die(trainer, "optimizer step")
+
+
+DOING = {"backward": "gradients were added up", "optimizer step": "weights were compared"}
+
+
+@pytest.mark.parametrize("where", ["backward", pytest.param("optimizer step", marks=pytest.mark.slow)])
+def test_a_rank_that_is_killed_ends_the_others_with_one_message(where, tmp_path):
     options = {"timeout": timedelta(seconds=20)}
     saver = ModelCheckpoint(tmp_path, every_n_train_steps=1, save_top_k=-1, filename="{step}")
     run = Run(
         split=Split(3, 8, 1),
         steps=6,
-        callbacks=(saver, Dies()),
+        callbacks=(saver, Dies(where)),
         options=options,
         trainer={"enable_checkpointing": True},
     )
@@ -61,7 +79,7 @@ def test_a_rank_that_is_killed_ends_the_others_with_one_message(tmp_path):
         for rank in (0, 2):
             with pytest.raises(Failed) as failure:
                 ranks[rank].result()
-            assert f"rank {rank} lost another rank while gradients were added up" in failure.value.message
+            assert f"rank {rank} lost another rank while {DOING[where]}" in failure.value.message
             assert failure.value.kind == "DetError"
     finally:
         for rank in ranks:
@@ -77,7 +95,7 @@ class Terminated(Callback):
             os.kill(os.getpid(), signal.SIGTERM)
 
 
-@pytest.mark.parametrize("world", [1, 2])
+@pytest.mark.parametrize("world", [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_a_termination_within_a_step_loses_and_doubles_nothing(world, tmp_path):
     saver = ModelCheckpoint(tmp_path, save_on_exception=True, every_n_train_steps=100, filename="saved")
     run = Run(
@@ -107,3 +125,17 @@ class Slow(Network):
 
 def test_C58_delays_move_no_bit():
     assert on_ranks(3, train, Run(split=Split(3, 4, 2), steps=9, build=Slow))[0].weights == reference(9).weights
+
+
+class Uneven(Network):
+    """Two means that have unlike numbers of items on one rank only, hence other backward passes than on the other."""
+
+    def training_step(self, batch, batch_idx):
+        logits = self(batch[0])
+        part = logits if self.trainer.global_rank == 0 else logits[:, :1]
+        return part.mean() + logits[:, 0].mean()
+
+
+def test_ranks_with_unlike_losses_stop_with_an_error_instead_of_waiting_for_each_other():
+    with pytest.raises(Failed, match="micro-batches of one step made their losses unlike"):
+        on_ranks(2, train, Run(split=Split(2, 12, 1), steps=2, build=Uneven))

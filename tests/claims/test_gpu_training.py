@@ -8,6 +8,7 @@ import torch
 import torch.nn.functional as F
 
 from det_lightning.strategies.given_ranks import free_port
+from tests.claims import test_combinations, test_logging, test_losses, test_manual, test_random
 from tests.claims.processes import on_ranks
 from tests.claims.trainings import Network, Outcome, Run, Split, train_each
 
@@ -41,14 +42,27 @@ RUNS = {
 }
 
 
-def outcomes(accelerator: str, split: Split, strategy: str = "det") -> dict[str, Outcome]:
-    """Every run of RUNS on every rank of one group of processes; what rank 0 saw."""
-    runs = [
-        replace(run, split=split, strategy=strategy, trainer={**run.trainer, "accelerator": accelerator})
-        for run in RUNS.values()
-    ]
+# Every loss, optimizer and precision, random numbers, logged values and manual optimization.
+RUNS |= {f"loss: {name}": test_losses.run_of(name, Split(1, 24, 1)) for name in test_losses.LOSSES}
+RUNS |= {
+    " ".join(case): test_combinations.run_of(*case, Split(1, 24, 1))
+    for case in test_combinations.CASES
+    if "as it is" not in case[0]  # stepped by torch's own kernels
+}
+RUNS |= {
+    "random numbers": test_random.RUN,
+    "checkpointing": replace(test_random.RUN, build=test_random.Checkpointed),
+    "logging": replace(test_logging.RUN, trainer=test_logging.TRAINER),
+}
+BY_HAND = {"manual": test_manual.RUN}  # without accumulation
+
+
+def outcomes(accelerator: str, split: Split) -> dict[str, Outcome]:
+    """Every run on every rank of one group of processes; what rank 0 saw."""
+    named = RUNS | (BY_HAND if split.accumulate == 1 else {})
+    runs = [replace(run, split=split, trainer={**run.trainer, "accelerator": accelerator}) for run in named.values()]
     ranks = on_ranks(split.world_size, train_each, runs, [free_port() for _ in runs[1:]])
-    return dict(zip(RUNS, ranks[0], strict=True))
+    return dict(zip(named, ranks[0], strict=True))
 
 
 @cache
@@ -60,11 +74,14 @@ def differences(found: dict[str, Outcome], expected: dict[str, Outcome]) -> list
     """Which parts of which runs differ, and from which step on."""
     result = []
     for name, outcome in expected.items():
+        if name not in found:
+            continue
         for part in ("weights", "losses"):
             pairs = zip(getattr(found[name], part), getattr(outcome, part), strict=True)
             steps = [step for step, (a, b) in enumerate(pairs) if a != b]
             result += [f"{name}: {part} from {steps[0]} on"] if steps else []
         result += [f"{name}: optimizer"] if found[name].optimizer != outcome.optimizer else []
+        result += [f"{name}: logged values"] if found[name].logged != outcome.logged else []
     return result
 
 

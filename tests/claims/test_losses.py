@@ -13,7 +13,7 @@ from det_lightning.strategies.given_ranks import free_port
 from tests.claims.processes import on_ranks
 from tests.claims.trainings import CLASSES, FEATURES, Network, Outcome, Run, Split, train, train_each
 
-SPLITS = [Split(1, 12, 1), Split(1, 3, 4), Split(2, 3, 2), Split(3, 4, 1)]
+SPLITS = [Split(1, 12, 1), Split(1, 3, 4), Split(3, 2, 2)]
 WEIGHTS = torch.tensor([0.3, 1.7, 0.01, 1.0, 123.456])
 
 
@@ -109,7 +109,7 @@ class Build:
 
 def run_of(name: str, split: Split, **options) -> Run:
     # 40 samples, 12 a step: the last step of an epoch has 4, and ranks without any.
-    return Run(split=split, steps=5, samples=40, build=Build(name), data=real_targets, **options)
+    return Run(split=split, steps=4, samples=40, build=Build(name), data=real_targets, **options)
 
 
 @cache
@@ -121,12 +121,12 @@ def outcomes(split: Split) -> dict[str, Outcome]:
 
 
 @pytest.mark.parametrize("name", LOSSES)
-def test_the_loss_and_the_weights_do_not_depend_on_the_split(name):
+def test_C03_C04_C36_the_loss_and_the_weights_do_not_depend_on_the_split(name):
     first, *others = (outcomes(split)[name] for split in SPLITS)
     for outcome in others:
         assert outcome.weights == first.weights
         assert outcome.losses == first.losses
-    assert len(set(first.weights)) == 6
+    assert len(set(first.weights)) == 5
 
 
 @pytest.mark.parametrize("name", LOSSES)
@@ -142,7 +142,7 @@ def test_it_is_the_stock_loss_up_to_rounding(name):
     assert abs(np.frombuffer(ours.losses[0], np.float32) / np.frombuffer(stock.losses[0], np.float32) - 1) < 1e-5
 
 
-def test_the_stock_strategy_fails_the_same_check():
+def test_C03_C36_the_stock_strategy_fails_the_same_check():
     """A token mean under ddp is a mean of means: two micro-batches and one differ by more than rounding."""
     whole, halves = (
         train(0, 1, free_port(), run_of("tokens", split, strategy="ddp")) for split in (Split(1, 12, 1), Split(1, 6, 2))

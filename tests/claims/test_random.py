@@ -83,7 +83,7 @@ def outcomes(world: int) -> dict[str, Outcome]:
     return dict(zip(runs, ranks[0], strict=True))
 
 
-@pytest.mark.parametrize("world", [2, 3, 4, 8])
+@pytest.mark.parametrize("world", [2, 8, *(pytest.param(world, marks=pytest.mark.slow) for world in (3, 4))])
 def test_C01_C46_dropout_and_noise_do_not_depend_on_the_split(world):
     assert_same_training(outcomes(world)["plain"], outcomes(1)["plain"])
 

@@ -54,7 +54,7 @@ def assert_continues(resumed, expected, step: int) -> None:
 
 
 @pytest.mark.parametrize(("before", "after"), [(1, 3), (2, 2), (3, 4), (4, 1)])
-def test_a_run_stopped_within_an_epoch_goes_on_at_another_split(before, after, tmp_path):
+def test_C20_C29_C32_C33_a_run_stopped_within_an_epoch_goes_on_at_another_split(before, after, tmp_path):
     checkpoint = tmp_path / "stopped.ckpt"
     stopped = outcome_of(replace(SHUFFLED, split=SPLITS[before], steps=12, checkpoint=checkpoint))
     assert stopped.weights == straight().weights[:13]
@@ -80,7 +80,7 @@ def folder(tmp_path_factory):
 
 @pytest.mark.parametrize("split", [SPLITS[1], SPLITS[3], Split(2, 6, 1)], ids=str)
 @pytest.mark.parametrize(("every", "step"), [(4, 8), (5, 10)], ids=["within an epoch", "at an epoch's end"])
-def test_a_run_goes_on_from_what_modelcheckpoint_saved_inside_training(split, every, step, folder):
+def test_C20_C21_a_run_goes_on_from_what_modelcheckpoint_saved_inside_training(split, every, step, folder):
     checkpoint = saved_inside(folder) / str(every) / f"step={step}.ckpt"
     assert_continues(outcome_of(replace(SHUFFLED, split=split, resume=checkpoint)), straight(), step)
 
@@ -199,7 +199,7 @@ def test_a_stock_checkpoint_is_taken_at_the_end_of_an_epoch_only(tmp_path):
     assert outcomes[0].global_step == 8
 
 
-def test_stock_ddp_with_three_ranks_fails_the_same_check(tmp_path):
+def test_C22_stock_ddp_with_three_ranks_fails_the_same_check(tmp_path):
     """It rebuilds its buckets after the first step of a process, and adds in another order from then on."""
     epochs = Run(strategy="ddp", steps=-1, trainer={"deterministic": True, "max_epochs": 6})
     for split, same in ((Split(1, 24, 1), True), (Split(3, 8, 1), False)):

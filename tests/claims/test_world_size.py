@@ -37,13 +37,13 @@ def assert_same_training(outcome, expected) -> None:
 
 
 @pytest.mark.parametrize("split", SPLITS[1:], ids=str)
-def test_every_split_of_a_global_batch_gives_the_same_bytes_at_every_step(split):
+def test_C01_C11_C62_every_split_of_a_global_batch_gives_the_same_bytes_at_every_step(split):
     outcome = trained(Run(split=split, steps=STEPS))
     assert_same_training(outcome, reference())
     assert len(set(outcome.weights)) == STEPS + 1, "a step that changes nothing proves nothing"
 
 
-def test_stock_ddp_fails_the_same_check():
+def test_C01_stock_ddp_fails_the_same_check():
     outcomes = [trained(Run(split=split, strategy="ddp", steps=STEPS)) for split in (SPLITS[0], SPLITS[4])]
     assert outcomes[0].weights[0] == outcomes[1].weights[0]
     assert outcomes[0].weights[-1] != outcomes[1].weights[-1]
@@ -60,12 +60,12 @@ def test_two_seeds_give_two_trainings():
 
 
 @pytest.mark.parametrize("split", [Split(2, 4, 3), Split(3, 8, 1)], ids=str)
-def test_dealing_the_samples_of_a_step_to_other_ranks_moves_no_bit(split):
+def test_C18_dealing_the_samples_of_a_step_to_other_ranks_moves_no_bit(split):
     dealt = Run(split=split, steps=20, arrangement=11)
     assert_same_training(trained(dealt), reference(20))
 
 
-def test_threads_move_no_bit():
+def test_C56_threads_move_no_bit():
     assert_same_training(trained(Run(split=SPLITS[0], steps=20), threads=5), reference(20))
     assert_same_training(trained(Run(split=Split(2, 4, 3), steps=20), threads=3), reference(20))
 
@@ -82,7 +82,7 @@ def test_threads_move_no_bit():
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
-def test_samples_that_cannot_be_cut_evenly_give_the_same_bytes(run, why):
+def test_C04_samples_that_cannot_be_cut_evenly_give_the_same_bytes(run, why):
     shuffled = replace(run, loader={"shuffle": True, **run.loader})
     expected = trained(replace(shuffled, split=Split(1, 1, 1)))
     for split in (Split(3, 1, 2), Split(4, 1, 1)):

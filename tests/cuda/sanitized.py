@@ -11,7 +11,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 import torch
 
 from det_lightning.arithmetic.formats import BFLOAT16, FLOAT32, NB
-from det_lightning.kernels import cuda_digest, cuda_elementary, cuda_gemm, cuda_reduction, cuda_scatter
+from det_lightning.kernels import cuda_digest, cuda_elementary, cuda_gemm, cuda_paths, cuda_reduction, cuda_scatter
+from det_lightning.ops.gemm_windowed import add_gemm_windowed, gemm_windowed
 from det_lightning.ops.windowed_digits import WindowedDigits
 
 
@@ -50,19 +51,28 @@ def products() -> None:
     bias = torch.randn(130, device="cuda")
     digits = torch.zeros((70, 130, NB), dtype=torch.int64, device="cuda")
     for moduli in (6, 14):
-        cuda_gemm.gemm(x, w, None, FLOAT32, "int8", moduli=moduli)
-        cuda_gemm.gemm(x.bfloat16(), w, bias, BFLOAT16, "int8", moduli=moduli)
+        for path in ("steps", "whole"):
+            cuda_gemm.gemm(x, w, None, FLOAT32, "int8", moduli=moduli, path=path)
+            cuda_gemm.gemm(x.bfloat16(), w, bias, BFLOAT16, "int8", moduli=moduli, path=path)
         cuda_gemm.add_gemm_digits(digits, x, w, "int8", moduli=moduli)
-    cuda_gemm.gemm(x[:, 1:], w[:, 1:], None, FLOAT32, "int8", moduli=6, workspace_bytes=1)
+        for terms, form in ((60, FLOAT32), (64, BFLOAT16), (120, FLOAT32)):
+            batch = x[:, :terms].expand(2, -1, -1).contiguous(), w[:, :terms].expand(2, -1, -1).contiguous()
+            cuda_gemm.gemm(*batch, None, form, "int8", moduli=moduli, path="short")
+    cuda_gemm.gemm(x[:, 1:], w[:, 1:], None, FLOAT32, "int8", moduli=6, workspace_bytes=1, path="steps")
     cuda_gemm.gemm(
         torch.randn(3, 2000, device="cuda"), torch.randn(2, 2000, device="cuda"), None, FLOAT32, "int8", moduli=5
     )
-    columns, cuda_gemm._tile_columns = cuda_gemm._tile_columns, lambda *_: 256
-    cuda_gemm.gemm(x, w, None, FLOAT32, "int8", moduli=6)
-    cuda_gemm._tile_columns = columns
-    capability, cuda_gemm.capability = cuda_gemm.capability, lambda index: (8, 0)
-    cuda_gemm.gemm(x, w, None, FLOAT32, "int8", moduli=6)
-    cuda_gemm.capability = capability
+    small = x * torch.exp2(torch.randint(-60, 0, x.shape, device="cuda").float())
+    for data in (x, small):
+        add_gemm_windowed(gemm_windowed(data, w), data[:, :].flip(1), w)
+    cuda_gemm._known.sites.clear()
+    columns, cuda_paths._tile_columns = cuda_paths._tile_columns, lambda *_: 256
+    cuda_gemm.gemm(x, w, None, FLOAT32, "int8", moduli=6, path="steps")
+    cuda_paths._tile_columns = columns
+    cuda_gemm._known.sites.clear()
+    capability, cuda_paths.capability = cuda_paths.capability, lambda index: (8, 0)
+    cuda_gemm.gemm(x, w, None, FLOAT32, "int8", moduli=6, path="steps")
+    cuda_paths.capability = capability
     cuda_gemm.gemm(x[:9], w[:5], bias[:5], FLOAT32, "long_accumulator")
     cuda_gemm.add_gemm_digits(
         torch.zeros((9, 5, NB), dtype=torch.int64, device="cuda"), x[:9], w[:5], "long_accumulator"

@@ -28,8 +28,10 @@ def test_every_source_compiles_for_the_hopper_it_names_without_a_warning(source)
     assert cubin.startswith(ELF) and log == ""
 
 
-@pytest.mark.parametrize("moduli", [4, 9, 16])
-@pytest.mark.parametrize("name", ["residue_convert", "residue_round"])
+@pytest.mark.parametrize("moduli", [4, 16])
+@pytest.mark.parametrize(
+    "name", ["residue_convert", "residue_round", "residue_short", "residue_whole", "residue_windowed"]
+)
 def test_residues_compile_for_any_number_of_moduli(name, moduli):
     source = cuda_compile.SOURCE_FOLDER / f"{name}.cu"
     cubin, log = cuda_compile.compile_with_log(source, "sm_90", {"MODULI": moduli})

@@ -9,7 +9,7 @@ from fractions import Fraction
 import pytest
 import torch
 import torch.distributed as dist
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from det_lightning.arithmetic.formats import NB
@@ -67,6 +67,7 @@ def expected_weight_gradient(rows=range(12), count: int = 12) -> torch.Tensor:
     return from_patterns(patterns, (3, 4), torch.float32)
 
 
+@settings(max_examples=25)
 @given(cuts=st.lists(st.integers(0, 12), max_size=5))
 def test_a_gradient_is_one_exact_mean_however_it_was_collected(cuts):
     reducer = collector()
@@ -292,7 +293,7 @@ def exchange_all(rank: int, world_size: int, port: int):
 
 
 @pytest.mark.parametrize("world_size", [1, 2, 3, 4])
-def test_words_levels_and_buckets_give_the_bits_of_the_sum_of_full_digits(world_size):
+def test_C06_C17_words_levels_and_buckets_give_the_bits_of_the_sum_of_full_digits(world_size):
     counts = on_ranks(world_size, exchange_all)
     assert set(counts) == {3 * 4 * (6 if world_size == 4 else 4)}
 

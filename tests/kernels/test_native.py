@@ -28,7 +28,6 @@ KERNELS = {
     "digest": ["lanes_block", "float64_lanes_block"],
     "residues": ["residues_block", "reduce_block"],
     "elementary": [f"{name}_block" for name in FUNCTIONS],
-    "elementary_product": ["product_block"],
 }
 INTEGER_FAMILIES = ["digits", "bands", "gemm", "reduction", "digest"]
 FLOAT_FAMILIES = ("residues", "rebuild", "double_double", "elementary", "elementary_pairs", "elementary_short")

@@ -8,7 +8,7 @@ from lightning.pytorch.callbacks import Callback, GradientAccumulationScheduler
 from lightning.pytorch.plugins.precision import MixedPrecision
 from torch import nn
 from torch.utils.checkpoint import checkpoint
-from torch.utils.data import BatchSampler, DataLoader, IterableDataset, RandomSampler, SequentialSampler, TensorDataset
+from torch.utils.data import BatchSampler, DataLoader, IterableDataset, TensorDataset
 
 from det_lightning.errors import InputError, UncoveredError
 from det_lightning.ops.means import exact_mean
@@ -62,6 +62,12 @@ def test_a_module_without_a_contract_is_refused_by_its_path(layer):
     assert "encoder.blocks.0" not in message
     assert "CrossEntropyLoss, Dropout" in message and 'strategy="ddp"' in message
     assert type(module.encoder["blocks"][0]) is nn.Linear, "the model is to be as it was"
+
+
+@pytest.mark.parametrize("layer", [nn.BatchNorm1d(4), nn.SyncBatchNorm(4)], ids=lambda layer: type(layer).__name__)
+def test_C49_statistics_over_a_batch_are_refused_by_the_modules_path(layer):
+    with pytest.raises(UncoveredError, match=rf"encoder\.blocks\.1: {type(layer).__name__}"):
+        fit(lambda: Nested(layer))
 
 
 def test_all_modules_without_a_contract_are_named_at_once():
@@ -278,6 +284,25 @@ def test_random_augmentation_after_the_transfer_is_refused_without_samples(draw)
         fit(build)
 
 
+def test_what_a_hook_does_to_a_batch_is_seen_or_refused():
+    def before(self, batch, dataloader_idx):
+        return (batch[0] * torch.rand(()), batch[1]) if self.trainer.training else batch
+
+    def in_place(self, batch, batch_idx):
+        batch[0].mul_(2.0)
+
+    def covered(self, batch, dataloader_idx):
+        return batch[0] * 2.0, batch[1]
+
+    with pytest.raises(UncoveredError, match="random call rand, called in the LightningModule itself"):
+        fit(type("Before", (Network,), {"on_before_batch_transfer": before}))
+    with pytest.raises(UncoveredError, match="changed in on_train_batch_start"):
+        fit(type("InPlace", (Network,), {"on_train_batch_start": in_place}))
+    module = type("Covered", (Network,), {"on_before_batch_transfer": covered})()
+    assert fit(lambda: module).weights[1] != fit(Network).weights[1]
+    assert "_on_before_batch_transfer" not in module.__dict__
+
+
 class NoisyData(torch.utils.data.Dataset):
     def __init__(self, count: int):
         self.data = spread_samples(count)
@@ -426,6 +451,26 @@ def centred_target(self, batch):
     return F.mse_loss(self(batch[0]), target - target.mean())
 
 
+def largest(self, batch):
+    x, y = batch
+    return F.cross_entropy(self(x / x.abs().max()), y)
+
+
+def largest_of_each_feature(self, batch):
+    x, y = batch
+    return F.cross_entropy(self(x / x.abs().max(0).values), y)
+
+
+def mixed_up(self, batch):
+    x, y = batch
+    return F.cross_entropy(self(x * 0.7 + x.flip(0) * 0.3), y)
+
+
+def shuffled(self, batch):
+    x, y = batch
+    return F.cross_entropy(self(x[torch.argsort(y)]), y)
+
+
 def into_a_buffer(self, batch):
     self.centre.mul_(0.9).add_(batch[0].mean())
     return loss_of(self, batch)
@@ -441,6 +486,10 @@ def into_a_buffer(self, batch):
         through_memory,
         without_gradient,
         centred_target,
+        largest,
+        largest_of_each_feature,
+        mixed_up,
+        shuffled,
         into_a_buffer,
     ],
 )
@@ -453,8 +502,25 @@ def test_a_mean_over_the_micro_batch_may_not_enter_the_loss_without_its_gradient
         def training_step(self, batch, batch_idx):
             return loss(self, batch)
 
-    with pytest.raises(UncoveredError, match=r"is applied to a mean over the micro-batch: .* It may be logged"):
+    with pytest.raises(UncoveredError, match=r"is applied to a mean, an extreme .* It may be logged"):
         fit(Centred)
+
+
+def test_a_backward_of_the_users_own_takes_what_several_passes_need():
+    def training_step(self, batch, batch_idx):
+        return loss_of(self, batch) + per_item(self, batch).mean()
+
+    def narrow(self, loss):
+        loss.backward()
+
+    def wide(self, loss, *args, **kwargs):
+        loss.backward(*args, **kwargs)
+
+    with pytest.raises(
+        UncoveredError, match=r"backward does not take retain_graph\. Write backward\(self, loss, \*args"
+    ):
+        fit(network(training_step, backward=narrow))
+    assert fit(network(training_step, backward=wide)).weights == fit(network(training_step)).weights
 
 
 def test_a_constant_that_depends_on_the_size_of_a_micro_batch_is_found_where_sizes_differ():
@@ -549,7 +615,7 @@ def test_gradient_hooks_are_refused_wherever_they_come_from():
 @pytest.mark.parametrize(
     ("options", "error", "message"),
     [
-        ({"trainer": {"overfit_batches": 1}}, UncoveredError, "overfit_batches"),
+        ({"trainer": {"overfit_batches": 0.5}}, InputError, "limit_train_batches=0.5"),
         ({"split": Split(1, 4, 3), "trainer": {"limit_train_batches": 4}}, InputError, "inside an optimizer step of 3"),
         ({"trainer": {"limit_train_batches": 0.5}}, InputError, "limit_train_batches=0.5"),
         ({"callbacks": (GradientAccumulationScheduler({1: 2}),)}, UncoveredError, "GradientAccumulationScheduler"),
@@ -566,9 +632,15 @@ class Endless(IterableDataset):
         yield from zip(*spread_samples(24).tensors, strict=True)
 
 
-class HalfSampler(torch.utils.data.Sampler):
+class Stateful(torch.utils.data.Sampler):
+    """Lists something new each time, whatever it is told."""
+
+    def __init__(self):
+        self.first = 0
+
     def __iter__(self):
-        return iter(range(12))
+        self.first += 1
+        return iter(range(self.first, 12))
 
     def __len__(self):
         return 12
@@ -580,15 +652,14 @@ class OwnLoader(DataLoader):
 
 SOME = TensorDataset(*spread_samples(24).tensors)
 LOADERS = {
-    "a sampler": (DataLoader(SOME, 4, sampler=HalfSampler()), UncoveredError, "the sampler HalfSampler"),
-    "a batch sampler": (
-        DataLoader(SOME, batch_sampler=BatchSampler(SequentialSampler(SOME), 4, False)),
+    "a sampler with a state": (DataLoader(SOME, 4, sampler=Stateful()), UncoveredError, "Stateful lists other samples"),
+    "a batch sampler with a state": (
+        DataLoader(SOME, batch_sampler=BatchSampler(Stateful(), 4, False)),
         UncoveredError,
-        "the sampler|batch sampler",
+        "BatchSampler lists other samples",
     ),
-    "no batches": (DataLoader(SOME, batch_size=None), UncoveredError, "batch sampler of its own"),
-    "replacement": (DataLoader(SOME, 4, sampler=RandomSampler(SOME, replacement=True)), InputError, "with replacement"),
-    "fewer samples": (DataLoader(SOME, 4, sampler=RandomSampler(SOME, num_samples=9)), InputError, "draws 9 of 24"),
+    "no samples": (DataLoader(SOME, 4, sampler=[]), UncoveredError, "lists no samples"),
+    "no batches": (DataLoader(SOME, batch_size=None), UncoveredError, "batch_size=None"),
     "a stream": (DataLoader(Endless(), 4), UncoveredError, "Endless is an IterableDataset"),
     "a subclass": (OwnLoader(SOME, 4), UncoveredError, "got a OwnLoader"),
     "several loaders": ({"a": DataLoader(SOME, 4), "b": DataLoader(SOME, 4)}, UncoveredError, "one DataLoader, got 2"),
@@ -636,12 +707,14 @@ def everything(self, batch, batch_idx):
     h = F.relu(h, inplace=True) + h.detach() * 0.5
     h = h * (h > 0.01) - torch.zeros_like(h)
     h = F.linear(h, self.square.weight) / 2.0
+    assert not torch.zeros_like(self.square.weight).any() and self.square.weight.numel() == HIDDEN**2
     parts = h.new_zeros(len(h), HIDDEN)
     parts[:, :4] = h[:, :4]
     logits = self.output(torch.stack([h, parts]).unbind(0)[0])
     loss = F.cross_entropy(logits, y)
     auxiliary = self.criterion(self.output(F.relu(h)), y)
     with torch.no_grad():
+        x = x / x.abs().max(1, keepdim=True).values + self.levels[y].unsqueeze(1)
         accuracy = (logits.argmax(1) == y).float().mean()
         assert accuracy.item() <= 1 and not torch.isnan(loss)
     self.log("accuracy", (logits.argmax(1) == y).float().mean(), prog_bar=True, on_step=True, on_epoch=True)
@@ -665,6 +738,7 @@ class Everything(Network):
         self.unused = nn.Linear(3, 3)
         self.frozen = nn.Linear(3, 3).requires_grad_(False)
         self.criterion = nn.CrossEntropyLoss()
+        self.register_buffer("levels", torch.zeros(12))
         self.rectify = nn.ReLU(inplace=True)
         with torch.no_grad():
             self.square.weight.copy_(torch.eye(HIDDEN))

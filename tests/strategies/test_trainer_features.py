@@ -48,6 +48,14 @@ class Items(Dataset):
         return len(self.x)
 
 
+class Augmented(Items):
+    """Noise from a generator of the sample's own."""
+
+    def __getitem__(self, index):
+        generator = torch.Generator().manual_seed(index)
+        return self.x[index] + torch.rand(self.x.shape[1:], generator=generator), self.y[index]
+
+
 class DictItems(Items):
     def __getitem__(self, index):
         return {"input": {"x": self.x[index]}, "label": (self.y[index], str(index))}
@@ -84,8 +92,15 @@ def doubled_collate(items):
     ],
     ids=str,
 )
-def test_a_way_to_load_or_to_look_moves_no_bit(change):
+def test_C41_C44_a_way_to_load_or_to_look_moves_no_bit(change):
     assert here(replace(PLAIN, **change)).weights == plain()
+
+
+def test_C44_augmentation_seeded_by_the_sample_is_the_same_with_any_number_of_workers():
+    runs = [replace(PLAIN, data=Augmented, steps=4, loader={"num_workers": workers}) for workers in (0, 1, 3)]
+    first, *others = (here(run).weights for run in runs)
+    assert all(weights == first for weights in others)
+    assert first[1] != plain()[1]
 
 
 def test_a_limit_of_batches_shortens_the_epochs_and_resumes(tmp_path):
@@ -347,7 +362,7 @@ def evaluate(rank, world_size, port, samples: int, batch: int):
 
 
 @pytest.mark.parametrize(("samples", "batch"), [(21, 4), (13, 4), (2, 4)])
-def test_every_sample_is_evaluated_exactly_once(samples, batch):
+def test_C39_C40_every_sample_is_evaluated_exactly_once(samples, batch):
     x, y = spread_samples(samples).tensors
     mean = float((y * 2).double().mean().float())
     expected = sorted(row.numpy().tobytes() for row in x)

@@ -10,7 +10,6 @@ from .machine_code import Kernel
 from .threads import run_blocks
 from .views import empty_words, float32_words, from_words
 
-_product_block = Kernel("elementary_product", "product_block")
 _KERNELS = {name: Kernel("elementary", f"{name}_block") for name in FUNCTIONS}
 
 DOUBT = {name: 1 << 15 if name in ("gelu_derivative", "silu_derivative") else 32 for name in FUNCTIONS}
@@ -31,25 +30,22 @@ def _specials(name: str, form: Format) -> torch.Tensor:
     return torch.tensor(special_values(name, form), dtype=torch.int64).to(torch.int32)
 
 
-def elementwise(name: str, x: torch.Tensor, form: Format = FLOAT32, *, doubt: int | None = None) -> torch.Tensor:
-    """The function `name` of every element of a checked float tensor `x`, in `form`. `doubt` changes the time only."""
+def _run(name: str, x: torch.Tensor, g: torch.Tensor | None, form: Format, doubt: int) -> torch.Tensor:
     x = float32_words(x)
     out = empty_words(x.shape, form)
     run_blocks(
         _KERNELS[name], x.numel(), _STEPS * x.numel(),
-        x.data_ptr(), out.data_ptr(), _specials(name, form).data_ptr(), DOUBT[name] if doubt is None else doubt,
-        form.significand_bits, form.exponent_bits,
+        x.data_ptr(), 0 if g is None else g.data_ptr(), out.data_ptr(),
+        _specials(name, form if g is None else FLOAT32).data_ptr(), doubt, form.significand_bits, form.exponent_bits,
     )  # fmt: skip
     return from_words(out, form)
+
+
+def elementwise(name: str, x: torch.Tensor, form: Format = FLOAT32, *, doubt: int | None = None) -> torch.Tensor:
+    """The function `name` of every element of a checked float tensor `x`, in `form`. `doubt` changes the time only."""
+    return _run(name, x, None, form, DOUBT[name] if doubt is None else doubt)
 
 
 def gradient(name: str, g: torch.Tensor, x: torch.Tensor, form: Format) -> torch.Tensor:
     """round(g * d) in `form`, d the nearest float32 to the function `name`, a derivative, at `x`; of the shape of x."""
-    slope = elementwise(name, x)
-    g = float32_words(g.expand(x.shape))
-    out = empty_words(x.shape, form)
-    run_blocks(
-        _product_block, x.numel(), 4 * x.numel(),
-        g.data_ptr(), slope.data_ptr(), out.data_ptr(), form.significand_bits, form.exponent_bits,
-    )  # fmt: skip
-    return from_words(out, form)
+    return _run(name, x, float32_words(g.expand(x.shape)), form, DOUBT[name])

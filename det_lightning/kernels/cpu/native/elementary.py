@@ -7,12 +7,13 @@ done again: specials from a table, the others by pairs of float64.
 
 import numpy as np
 
-from ....arithmetic.elementary import DEFINED_BELOW_EDGE, EDGES
+from ....arithmetic.elementary import DEFINED_BELOW_EDGE, DERIVATIVES, EDGES
 from ....arithmetic.formats import FLOAT32, FLOAT64
 from . import elementary_pairs, elementary_short
 from .compiler import device_function, kernel
 from .digits import exponent_of, significand_of
 from .double_double import fast_two_sum
+from .elementary_product import multiply_tile
 from .integers import float_from_pattern, pattern_of_float, shift_right_logical
 from .memory import words_1
 from .rounding import round_128
@@ -24,7 +25,7 @@ AT_ZERO, AT_MINUS_ZERO, AT_INFINITY, AT_MINUS_INFINITY, AT_EDGE, AT_NAN, SPECIAL
 
 _SIGNIFICAND_BITS, _FRACTION_BITS, _BIAS = FLOAT64.significand_bits, FLOAT64.fraction_bits, FLOAT64.top_exponent - 1
 _MAGNITUDE = FLOAT64.sign_bit - 1
-_FLOAT32_BITS = FLOAT32.significand_bits
+_FLOAT32_BITS, _FLOAT32_EXPONENT_BITS = FLOAT32.significand_bits, FLOAT32.exponent_bits
 _INFINITY, _FLOAT32_MAGNITUDE = FLOAT32.infinity_bits, FLOAT32.sign_bit - 1
 _SMALLEST_NORMAL, _LARGEST = 2.0**-126, 2.0**128
 _OUT_OF_SIGHT = (_BIAS - 200) << _FRACTION_BITS
@@ -77,6 +78,7 @@ def _block(name: str):
     """The kernel of one function."""
     edge = {None: -np.inf, 0x00000000: 0.0, 0xBF800000: -1.0}[EDGES.get(name)]
     nan_below_edge = name not in DEFINED_BELOW_EDGE
+    is_derivative = name in DERIVATIVES.values()
     short, pairs = getattr(elementary_short, name), getattr(elementary_pairs, name)
 
     @device_function
@@ -102,11 +104,16 @@ def _block(name: str):
         return round_pair(high, low, significand_bits, exponent_bits)
 
     @kernel
-    def block(start, stop, words_at, out_at, specials_at, doubt, significand_bits, exponent_bits):
+    def block(start, stop, words_at, gradient_at, out_at, specials_at, doubt, out_significand_bits, out_exponent_bits):
         """out[k] = bits of the function of words[k], start <= k < stop; int32 both, specials: int32 [SPECIALS].
+
+        Of a derivative: with gradient_at other than 0, out[k] = bits of gradient[k] times its float32 value.
 
         Requires: 0 <= doubt <= 2^60, above twice the error of the short form in last places of its value.
         """
+        # A gradient multiplies the value in float32.
+        significand_bits = _FLOAT32_BITS if gradient_at != 0 else out_significand_bits
+        exponent_bits = _FLOAT32_EXPONENT_BITS if gradient_at != 0 else out_exponent_bits
         specials, tile = words_1(specials_at, SPECIALS), stack_floats(TILE)
         cut = _SIGNIFICAND_BITS - significand_bits
         half, below_cut = 1 << (cut - 1), (1 << cut) - 1
@@ -141,9 +148,7 @@ def _block(name: str):
                     # What is far below the format comes out below every exponent.
                     bits = max(min(rounded - rebias, infinity), 0)
                     out[t] = np.int32(bits | shift_right_logical(pattern & ~_MAGNITUDE, sign_shift))
-            if doubtful == 0:
-                continue
-            for t in range(size):
+            for t in range(size if doubtful != 0 else 0):
                 x, z = float_of_float32_pattern(words[t]), tile[t]
                 absolute = pattern_of_float(z) & _MAGNITUDE
                 near_tie = ((absolute + (doubt - half)) & below_cut) <= 2 * doubt
@@ -151,6 +156,10 @@ def _block(name: str):
                 ordinary = (abs(x) >= _SMALLEST_NORMAL) & (abs(x) < _LARGEST) & (x > edge)
                 if not (ordinary & ~(near_tie | small)):
                     out[t] = one(np.int64(words[t]), specials, doubt, significand_bits, exponent_bits)
+            if is_derivative and gradient_at != 0:
+                multiply_tile(
+                    gradient_at + 4 * first, out_at + 4 * first, size, out_significand_bits, out_exponent_bits
+                )
 
     return block
 

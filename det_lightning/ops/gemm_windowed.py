@@ -1,0 +1,110 @@
+"""Exact products added into windowed digits: what accumulates a gradient over micro-batches in a few words an element."""
+
+import torch
+
+from ..arithmetic.formats import DIGITS, NB
+from ..arithmetic.windowed_digits import MAXIMUM_STATES, words_for
+from ..errors import DetError, InputError
+from ..kernels.dispatch import kernels_of
+from .gemm import check_operands, det_gemm_partial
+from .windowed_digits import WindowedDigits
+
+_ELEMENTS_AT_ONCE = 1 << 20
+"""Whose full digits are in memory together: 168 MiB."""
+
+
+def gemm_windowed(x: torch.Tensor, w: torch.Tensor) -> WindowedDigits:
+    """The exact product x @ w.T as windowed digits of shape [M, N], a base a row of x.
+
+    x: [M, K], w: [N, K]; float32, bfloat16 or float16, any strides. The window is chosen from the operands; it holds every
+    element exactly. Raises InputError as `det_gemm`.
+    """
+    check_operands("gemm_windowed", x, w, "auto")
+    shape = (x.shape[0], w.shape[0])
+    if not x.is_cuda or 0 in (*shape, x.shape[1]):
+        result = WindowedDigits.zeros(shape, torch.zeros(shape[0], dtype=torch.int64, device=x.device), 1)
+        return add_gemm_windowed(result, x, w)
+    kernels = kernels_of("gemm_windowed")
+    count = kernels.words_for_product(x, w)
+    base = torch.empty(shape[0], dtype=torch.int64, device=x.device)
+    words = torch.empty((count, *shape), dtype=torch.int32, device=x.device)
+    left = kernels.add(x, w, words, base, True)
+    # The kernels made the base and the words: looking whether they belong together would wait for the device once more.
+    result = object.__new__(WindowedDigits)
+    result.shape, result.base, result.words, result.specials, result.states = words.shape[1:], base, words, None, 1
+    if left is not None:
+        _add_elements(result, *left)
+    return result
+
+
+def add_gemm_windowed(target: WindowedDigits, x: torch.Tensor, w: torch.Tensor) -> WindowedDigits:
+    """target += x @ w.T, exactly and in place; returns `target`, which grows where a value does not fit its window.
+
+    x: [M, K], w: [N, K]; float32, bfloat16 or float16, any strides; target: of shape [M, N] on their device. On CUDA the
+    words are added to by the kernel that rebuilds the product, which tells apart what does not fit: that alone is added
+    anew after the window has grown. Raises InputError as `det_gemm`, and for another shape or device.
+    """
+    check_operands("add_gemm_windowed", x, w, "auto")
+    if tuple(target.shape) != (x.shape[0], w.shape[0]) or target.words.device != x.device:
+        raise InputError(
+            f"add_gemm_windowed: target is {list(target.shape)} on {target.words.device}; for x {list(x.shape)} and w "
+            f"{list(w.shape)} on {x.device} it must be {[x.shape[0], w.shape[0]]} there"
+        )
+    if 0 in (*target.shape, x.shape[1]):
+        return target
+    if not x.is_cuda:
+        return _add_on_cpu(target, x.detach(), w.detach())
+    if target.states >= MAXIMUM_STATES:
+        target.normalise_()
+    left = kernels_of("gemm_windowed").add(x, w, target.words, target.base, False)
+    target.states += 1
+    if left is not None:
+        _add_elements(target, *left)
+    return target
+
+
+def _add_on_cpu(target: WindowedDigits, x: torch.Tensor, w: torch.Tensor) -> WindowedDigits:
+    rows = max(1, _ELEMENTS_AT_ONCE // w.shape[0])
+    if x.shape[0] <= rows:
+        return target.add_(WindowedDigits.from_digits(det_gemm_partial(x, w)))
+    # Full digits of all elements would be too many: a block of rows at a time, in the window of them all.
+    blocks = [WindowedDigits.from_digits(det_gemm_partial(x[i : i + rows], w)) for i in range(0, x.shape[0], rows)]
+    count = max(block.words.shape[0] for block in blocks)
+    product = WindowedDigits.zeros(target.shape, torch.cat([block.base for block in blocks]), count)
+    if any(block.specials is not None for block in blocks):
+        product.specials = torch.zeros((*target.shape, NB - DIGITS), dtype=torch.int64)
+    for i, block in zip(range(0, x.shape[0], rows), blocks, strict=True):
+        product.words[: block.words.shape[0], i : i + rows] = block.words
+        if block.specials is not None:
+            product.specials[i : i + rows] = block.specials
+    return target.add_(product)
+
+
+def _add_elements(target: WindowedDigits, elements: torch.Tensor, digits: torch.Tensor) -> None:
+    """target.flatten()[elements] += the values of digits int64 [n, NB], after it has grown to hold them.
+
+    Elements are distinct, and were not added to since `target.states` counted the state that they are part of.
+    """
+    kernels = kernels_of("windowed_digits")
+    rows = elements // target.shape[1]
+    low, high = kernels.bounds(digits, digits.shape[0])
+    there = low <= high
+    base = target.base.scatter_reduce(0, rows[there], low[there], "amin")
+    widest = int((high - base[rows])[there].max()) if bool(there.any()) else 0
+    target.grow_(base, max(target.words.shape[0], words_for(0, widest)))
+    words = torch.empty((target.words.shape[0], elements.numel()), dtype=torch.int32, device=digits.device)
+    if not kernels.from_states(digits, target.base[rows], words):
+        raise DetError(
+            "add_gemm_windowed: a window that was made for some values does not hold them; please report this"
+        )
+    planes = target.words.view(target.words.shape[0], -1)
+    if target.states > MAXIMUM_STATES - 1:
+        target.normalise_()
+        planes = target.words.view(target.words.shape[0], -1)
+    planes[: words.shape[0]].index_add_(1, elements, words)
+    target.states += 1
+    counts = digits[:, DIGITS:]
+    if bool(counts.any()):
+        if target.specials is None:
+            target.specials = torch.zeros((*target.shape, NB - DIGITS), dtype=torch.int64, device=digits.device)
+        target.specials.view(-1, NB - DIGITS).index_add_(0, elements, counts)
