@@ -133,7 +133,8 @@ def coverage() -> str:
 
     modules = sorted({cls.__name__ for cls in {*convert.SWAPS, *convert.COVERED}} - {"DetLinear"})
     functions = (
-        "`F.linear`, `relu`, `F.cross_entropy`, `.mean()`, `det_lightning.exact_mean`, `+ - * /`, casts and views"
+        "`F.linear`, `relu`, `dropout`, the losses of `torch.nn.functional` listed in "
+        "[docs/training.md](docs/training.md), `.mean()`, `.sum()`, `det_lightning.exact_mean`, `+ - * /`, casts and views"
     )
     optimizers = ", ".join(f"`{cls.__name__}`" for cls in STEPS)
     return (
@@ -141,7 +142,7 @@ def coverage() -> str:
         f"| modules of `torch.nn` | {', '.join(f'`{name}`' for name in modules)} |\n"
         f"| calls in `training_step` | {functions} |\n"
         f"| optimizers, by exact type | {optimizers}, with any learning rate schedule, clipping by norm or value |\n"
-        "| precision | `32-true` |\n"
+        "| precision | `32-true`, `bf16-true`, `bf16-mixed` |\n"
         "| data | one map-style `DataLoader`, shuffled or not, any length; mid-epoch resume at any split |\n"
         "| launchers | popen, spawn, fork, torchrun |"
     )

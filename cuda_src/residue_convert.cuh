@@ -6,7 +6,6 @@
 
 constexpr int THREADS = 256;
 constexpr int CHUNK = 16;  // terms that a thread takes at a time
-constexpr uint32 ALL_LANES = 0xffffffffu;
 
 // The float32 patterns of the terms k .. k + CHUNK - 1 of a row; zeros beyond its end.
 __device__ __forceinline__ void load_chunk(

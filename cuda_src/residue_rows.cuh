@@ -19,6 +19,7 @@
 
 using int8 = signed char;
 
+constexpr uint32 ALL_LANES = 0xffffffffu;
 constexpr int BLOCK = 128;
 constexpr int BLOCK_BYTES = BLOCK * BLOCK;
 

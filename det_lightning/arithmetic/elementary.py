@@ -1,15 +1,15 @@
 """Functions of one variable, correctly rounded: the definition, on Python integers.
 
 `FUNCTIONS[name](bits, form, out)` is the value of a pattern of `form` as the nearest float of `out`. Roots and quotients
-are rounded from their exact integers (`algebraic`). The others are bracketed in fixed point with more and more bits until
-both ends of the bracket round alike (Ziv). It ends, because their values at binary numbers are never a tie, apart from
-those at zero.
+are rounded from their exact integers (`algebraic`). The others (`transcendental`) are bracketed in fixed point with more
+and more bits until both ends of the bracket round alike (Ziv). It ends, because their values at binary numbers are never
+a tie, apart from those at zero.
 """
 
 from collections.abc import Callable
 
-from . import algebraic
-from .fixed_point import GUARD_BITS, exp_fixed, log_fixed, normal_fixed
+from . import algebraic, transcendental
+from .fixed_point import GUARD_BITS, log_fixed
 from .formats import FLOAT32, Format, decode, is_infinity, is_nan
 from .rounding import round_integer
 
@@ -117,88 +117,6 @@ def _overflow(value: int, exponent: int, out: Format) -> int:
     return out.infinity_bits
 
 
-def _exp(value: int, exponent: int, precision: int) -> tuple[int, int]:
-    n, k = exp_fixed(value, exponent, precision)
-    return n, k - precision
-
-
-def _expm1(value: int, exponent: int, precision: int) -> tuple[int, int]:
-    n, k = exp_fixed(value, exponent, precision)
-    one = 1 << precision
-    return (n - (one >> k), k - precision) if k >= 0 else ((n >> -k) - one, -precision)
-
-
-def _decay(value: int, exponent: int, precision: int) -> tuple[int, int, int]:
-    """t = e^-|x| as (n, k), t = n * 2^(k - precision), and (1 + t) * 2^precision."""
-    n, k = exp_fixed(-abs(value), exponent, precision)
-    return n, k, (1 << precision) + (n >> -k)
-
-
-def _sigmoid(value: int, exponent: int, precision: int) -> tuple[int, int]:
-    """1 / (1 + t) or t / (1 + t)."""
-    n, k, one_more = _decay(value, exponent, precision)
-    if value < 0:
-        return (n << precision) // one_more, k - precision
-    return (1 << 2 * precision) // one_more, -precision
-
-
-def _sigmoid_derivative(value: int, exponent: int, precision: int) -> tuple[int, int]:
-    """t / (1 + t)^2."""
-    n, k, one_more = _decay(value, exponent, precision)
-    return (n << 2 * precision) // one_more**2, k - precision
-
-
-def _tanh(value: int, exponent: int, precision: int) -> tuple[int, int]:
-    """±(1 - t^2) / (1 + t^2)."""
-    n, k, one_more = _decay(value, exponent + 1, precision)
-    quotient = (((1 << precision) - (n >> -k)) << precision) // one_more
-    return -quotient if value < 0 else quotient, -precision
-
-
-def _tanh_derivative(value: int, exponent: int, precision: int) -> tuple[int, int]:
-    """4 t^2 / (1 + t^2)^2."""
-    n, place = _sigmoid_derivative(value, exponent + 1, precision)
-    return n, place + 2
-
-
-def _softplus(value: int, exponent: int, precision: int) -> tuple[int, int]:
-    """max(x, 0) + ln(1 + t)."""
-    _, _, one_more = _decay(value, exponent, precision)
-    shift = exponent + precision
-    x = max(value, 0)
-    return log_fixed(one_more, -precision, precision) + (x << shift if shift >= 0 else x >> -shift), -precision
-
-
-def _silu(value: int, exponent: int, precision: int) -> tuple[int, int]:
-    """x sigmoid(x)."""
-    n, place = _sigmoid(value, exponent, precision)
-    length = value.bit_length()
-    return n * value >> length, place + exponent + length
-
-
-def _silu_derivative(value: int, exponent: int, precision: int) -> tuple[int, int]:
-    """sigmoid(x) + x sigmoid'(x), absolute: it passes zero near -1.278. |x| < 2^7 leaves the error below 2^GUARD_BITS."""
-    n, place = _sigmoid(value, exponent, precision)
-    slope, slope_place = _sigmoid_derivative(value, exponent, precision)
-    shift = exponent + slope_place + precision
-    product = value * slope
-    return (n >> -(place + precision)) + (product << shift if shift >= 0 else product >> -shift), -precision
-
-
-def _gelu(value: int, exponent: int, precision: int) -> tuple[int, int]:
-    """x Phi(x)."""
-    below, _ = normal_fixed(value, exponent, precision)
-    length = value.bit_length()
-    return below * value >> length, exponent + length - precision
-
-
-def _gelu_derivative(value: int, exponent: int, precision: int) -> tuple[int, int]:
-    """Phi(x) + x phi(x), absolute: it passes zero near -0.7518. |x| < 2^4 leaves the error below 2^GUARD_BITS."""
-    below, density = normal_fixed(value, exponent, precision)
-    product = density * value
-    return below + (product << exponent if exponent >= 0 else product >> -exponent), -precision
-
-
 def _log(value: int, exponent: int, out: Format) -> int:
     if value < 0:
         return out.nan_bits
@@ -214,29 +132,31 @@ def _log1p(value: int, exponent: int, out: Format) -> int:
     return _log(one_more, place, out)
 
 
-exp = Function(_bracketed(_exp, _tiny, _overflow), _ZERO, _infinity)
+exp = Function(_bracketed(transcendental.exp, _tiny, _overflow), _ZERO, _infinity)
 expm1 = Function(
-    _bracketed(_expm1, lambda value, exponent, out: _beside(-1, 0, 1, out), _overflow), _number(-1), _infinity, _SIGNED_ZEROS
+    _bracketed(transcendental.expm1, lambda value, exponent, out: _beside(-1, 0, 1, out), _overflow),
+    _number(-1), _infinity, _SIGNED_ZEROS,
 )  # fmt: skip
 log = Function(_log, _nan, _infinity, (_minus_infinity, _minus_infinity))
 log1p = Function(_log1p, _nan, _infinity, _SIGNED_ZEROS)
 sigmoid = Function(
-    _bracketed(_sigmoid, _tiny, lambda value, exponent, out: _beside(1, 0, -1, out)), _ZERO, _number(1)
+    _bracketed(transcendental.sigmoid, _tiny, lambda value, exponent, out: _beside(1, 0, -1, out)), _ZERO, _number(1)
 )  # fmt: skip
 tanh = Function(
-    _bracketed(_tanh, lambda v, e, out: _beside(-1, 0, 1, out), lambda v, e, out: _beside(1, 0, -1, out)),
+    _bracketed(transcendental.tanh, lambda v, e, out: _beside(-1, 0, 1, out), lambda v, e, out: _beside(1, 0, -1, out)),
     _number(-1), _number(1), _SIGNED_ZEROS,
 )  # fmt: skip
 softplus = Function(
-    _bracketed(_softplus, _tiny, lambda value, exponent, out: _beside(value, exponent, 1, out)), _ZERO, _infinity
+    _bracketed(transcendental.softplus, _tiny, lambda value, exponent, out: _beside(value, exponent, 1, out)),
+    _ZERO, _infinity,
 )  # fmt: skip
 silu = Function(
-    _bracketed(_silu, _minus_tiny, lambda value, exponent, out: _beside(value, exponent, -1, out)),
+    _bracketed(transcendental.silu, _minus_tiny, lambda value, exponent, out: _beside(value, exponent, -1, out)),
     _minus_zero, _infinity, _SIGNED_ZEROS,
 )  # fmt: skip
 
 gelu = Function(
-    _bracketed(_gelu, _minus_tiny, lambda value, exponent, out: _beside(value, exponent, -1, out), 16),
+    _bracketed(transcendental.gelu, _minus_tiny, lambda value, exponent, out: _beside(value, exponent, -1, out), 16),
     _minus_zero, _infinity, _SIGNED_ZEROS,
 )  # fmt: skip
 
@@ -245,7 +165,9 @@ FUNCTIONS = {
     "expm1": expm1,
     "gelu": gelu,
     "gelu_derivative": Function(
-        _bracketed(_gelu_derivative, _minus_tiny, lambda v, e, out: _beside(1, 0, 1, out), 16), _minus_zero, _number(1)
+        _bracketed(transcendental.gelu_derivative, _minus_tiny, lambda v, e, out: _beside(1, 0, 1, out), 16),
+        _minus_zero,
+        _number(1),
     ),
     "log": log,
     "log1p": log1p,
@@ -257,16 +179,18 @@ FUNCTIONS = {
     "rsqrt": Function(algebraic.rsqrt, _nan, _ZERO, _SIGNED_INFINITIES),
     "rsqrt_derivative": Function(algebraic.rsqrt_derivative, _nan, _minus_zero, (_minus_infinity, _infinity)),
     "sigmoid": sigmoid,
-    "sigmoid_derivative": Function(_bracketed(_sigmoid_derivative, _tiny, _tiny), _ZERO, _ZERO),
+    "sigmoid_derivative": Function(_bracketed(transcendental.sigmoid_derivative, _tiny, _tiny), _ZERO, _ZERO),
     "silu": silu,
     "silu_derivative": Function(
-        _bracketed(_silu_derivative, _minus_tiny, lambda v, e, out: _beside(1, 0, 1, out)), _minus_zero, _number(1)
+        _bracketed(transcendental.silu_derivative, _minus_tiny, lambda v, e, out: _beside(1, 0, 1, out)),
+        _minus_zero,
+        _number(1),
     ),
     "softplus": softplus,
     "sqrt": Function(algebraic.sqrt, _nan, _infinity, _SIGNED_ZEROS),
     "sqrt_derivative": Function(algebraic.sqrt_derivative, _nan, _ZERO, _SIGNED_INFINITIES),
     "tanh": tanh,
-    "tanh_derivative": Function(_bracketed(_tanh_derivative, _tiny, _tiny), _ZERO, _ZERO),
+    "tanh_derivative": Function(_bracketed(transcendental.tanh_derivative, _tiny, _tiny), _ZERO, _ZERO),
 }
 """Every function by its name; f' is `<f>_derivative` where it is not itself another of them."""
 

@@ -223,12 +223,22 @@ def golden_record(
     global_batch: Annotated[int | None, typer.Option(min=1, metavar="B", help="Samples of one step.")] = None,
     seed: Annotated[int | None, typer.Option(min=0, metavar="S", help="Seed of the run, 0 by default.")] = None,
     strategy: Annotated[Literal["det", "auto"] | None, typer.Option(help="det, or auto for stock Lightning.")] = None,
+    precision: Annotated[
+        str | None, typer.Option(metavar="P", help="As the Trainer takes it, 32-true by default.")
+    ] = None,
 ) -> int:
     """Train a few steps and write their digests to FILE."""
     from det_lightning.cli import golden_command
 
     return golden_command.record(
-        file, entry=entry, steps=steps, arguments=arguments, global_batch=global_batch, seed=seed, strategy=strategy
+        file,
+        entry=entry,
+        steps=steps,
+        arguments=arguments,
+        global_batch=global_batch,
+        seed=seed,
+        strategy=strategy,
+        precision=precision,
     )
 
 

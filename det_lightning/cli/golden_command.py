@@ -21,11 +21,12 @@ def record(
     global_batch: int | None,
     seed: int | None,
     strategy: str | None,
+    precision: str | None,
 ) -> int:
     """Write the file, or write it anew with what it says of its run where nothing else is given."""
     from det_lightning.replay.golden import read_golden, record_golden
 
-    given = {"steps": steps, "global_batch": global_batch, "seed": seed, "strategy": strategy}
+    given = {"steps": steps, "global_batch": global_batch, "seed": seed, "strategy": strategy, "precision": precision}
     chosen = {name: value for name, value in given.items() if value is not None}
     keyword = _arguments(arguments)
     if entry is None:

@@ -1,4 +1,4 @@
-"""Launches the kernels of `cuda_src/` on torch's current stream and device: the only file that talks to the driver.
+"""Launches the kernels of `cuda_src/` on torch's current stream and device. It and `cuda_chain` alone talk to the driver.
 
 A cubin is made by NVRTC once and kept on disk, in a folder whose name is a digest of all sources, the flags and the
 compiler's version. Many processes may start at once: each writes aside and renames. The driver's library is called
@@ -35,14 +35,13 @@ _STATIC_SHARED_BYTES = 48 << 10
 # Of the driver's interface.
 _MAX_DYNAMIC_SHARED_SIZE_BYTES = 8  # CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
 _MAX_SHARED_MEMORY_PER_BLOCK_OPTIN = 97  # CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN
-_LAUNCH_COOPERATIVE = 2  # CU_LAUNCH_ATTRIBUTE_COOPERATIVE
 
 _functions: dict[tuple, tuple[ctypes.c_void_p, struct.Struct]] = {}
-_lock = threading.Lock()
+loading = threading.Lock()
 
 
 @functools.cache
-def _driver() -> ctypes.CDLL:
+def driver_library() -> ctypes.CDLL:
     try:
         driver = ctypes.CDLL("libcuda.so.1")
     except OSError as error:
@@ -54,10 +53,10 @@ def _driver() -> ctypes.CDLL:
     return driver
 
 
-def _check(status: int, what: str) -> None:
+def check_status(status: int, what: str) -> None:
     if status:
         text = ctypes.c_char_p()
-        _driver().cuGetErrorString(status, ctypes.byref(text))
+        driver_library().cuGetErrorString(status, ctypes.byref(text))
         raise DetError(f"{what} failed: {(text.value or b'unknown error').decode()} (CUDA error {status})")
 
 
@@ -82,9 +81,9 @@ def multiprocessors(device_index: int) -> int:
 def most_shared_bytes(device_index: int) -> int:
     """The shared memory that one block may have."""
     device, found = ctypes.c_int(), ctypes.c_int()
-    _check(_driver().cuDeviceGet(ctypes.byref(device), device_index), "cuDeviceGet")
-    _check(
-        _driver().cuDeviceGetAttribute(ctypes.byref(found), _MAX_SHARED_MEMORY_PER_BLOCK_OPTIN, device),
+    check_status(driver_library().cuDeviceGet(ctypes.byref(device), device_index), "cuDeviceGet")
+    check_status(
+        driver_library().cuDeviceGetAttribute(ctypes.byref(found), _MAX_SHARED_MEMORY_PER_BLOCK_OPTIN, device),
         "cuDeviceGetAttribute",
     )
     return found.value
@@ -129,48 +128,49 @@ def cubin_path(source: Path, target: str, defines: Mapping[str, int]) -> Path:
 @functools.cache
 def _primary_context(device_index: int) -> int:
     device, context = ctypes.c_int(), ctypes.c_void_p()
-    _check(_driver().cuDeviceGet(ctypes.byref(device), device_index), "cuDeviceGet")
-    _check(_driver().cuDevicePrimaryCtxRetain(ctypes.byref(context), device), "cuDevicePrimaryCtxRetain")
+    check_status(driver_library().cuDeviceGet(ctypes.byref(device), device_index), "cuDeviceGet")
+    check_status(driver_library().cuDevicePrimaryCtxRetain(ctypes.byref(context), device), "cuDevicePrimaryCtxRetain")
     return context.value
 
 
-def _enter(device_index: int) -> bool:
+def enter_context(device_index: int) -> bool:
     """Make the context that torch uses on a device current on this thread, for a backward pass has threads of its own.
-    True if another one was, which the caller brings back by `_leave`."""
+    True if another one was, which the caller brings back by `leave_context`."""
     context, found = _primary_context(device_index), ctypes.c_void_p()
-    _driver().cuCtxGetCurrent(ctypes.byref(found))
+    driver_library().cuCtxGetCurrent(ctypes.byref(found))
     if found.value == context:
         return False
-    _check(_driver().cuCtxPushCurrent_v2(ctypes.c_void_p(context)), "cuCtxPushCurrent")
+    check_status(driver_library().cuCtxPushCurrent_v2(ctypes.c_void_p(context)), "cuCtxPushCurrent")
     return True
 
 
-def _leave() -> None:
-    _driver().cuCtxPopCurrent_v2(ctypes.byref(ctypes.c_void_p()))
+def leave_context() -> None:
+    driver_library().cuCtxPopCurrent_v2(ctypes.byref(ctypes.c_void_p()))
 
 
-def _file(source: str) -> Path:
+def source_file(source: str) -> Path:
     return cuda_compile.SOURCE_FOLDER / f"{source}.cu"
 
 
-def _load(
+def load_function(
     source: Path, device_index: int, kernel: str, defines: Mapping[str, int], shared_bytes: int
 ) -> ctypes.c_void_p:
     """The function `kernel` on a device, whose context is current."""
     path = cubin_path(source, architecture(source, device_index), defines)
     module, function = ctypes.c_void_p(), ctypes.c_void_p()
-    status = _driver().cuModuleLoadData(ctypes.byref(module), path.read_bytes())
+    status = driver_library().cuModuleLoadData(ctypes.byref(module), path.read_bytes())
     if status:  # a damaged file: make it again, once
         path.unlink(missing_ok=True)
         path = cubin_path(source, architecture(source, device_index), defines)
-        status = _driver().cuModuleLoadData(ctypes.byref(module), path.read_bytes())
-    _check(status, f"Loading {path}")
-    _check(
-        _driver().cuModuleGetFunction(ctypes.byref(function), module, kernel.encode()), f"Finding {kernel} in {path}"
+        status = driver_library().cuModuleLoadData(ctypes.byref(module), path.read_bytes())
+    check_status(status, f"Loading {path}")
+    check_status(
+        driver_library().cuModuleGetFunction(ctypes.byref(function), module, kernel.encode()),
+        f"Finding {kernel} in {path}",
     )
     if shared_bytes > _STATIC_SHARED_BYTES:
-        attribute = _driver().cuFuncSetAttribute(function, _MAX_DYNAMIC_SHARED_SIZE_BYTES, shared_bytes)
-        _check(attribute, f"Reserving {shared_bytes} bytes of shared memory for {kernel}")
+        attribute = driver_library().cuFuncSetAttribute(function, _MAX_DYNAMIC_SHARED_SIZE_BYTES, shared_bytes)
+        check_status(attribute, f"Reserving {shared_bytes} bytes of shared memory for {kernel}")
     return function
 
 
@@ -202,7 +202,7 @@ class Call(NamedTuple):
     defines: tuple[tuple[str, int], ...] = ()
     shared_bytes: int = 0
     cooperative: bool = False
-    """All blocks run at once, so that they may wait for one another; of `Chain` only."""
+    """All blocks run at once, so that they may wait for one another; of `cuda_chain.Chain` only."""
 
 
 def launch_all(device: torch.device, calls: Sequence[Call]) -> None:
@@ -211,16 +211,16 @@ def launch_all(device: torch.device, calls: Sequence[Call]) -> None:
     The caller keeps the tensors until this returns: torch's allocator reuses memory in stream order. Raises DetError if
     a source does not compile, the device is too old, or the driver refuses a launch.
     """
-    index, driver, own = device.index, _driver(), _arguments
-    entered = _enter(index)
+    index, driver, own = device.index, driver_library(), _arguments
+    entered = enter_context(index)
     try:
         stream = torch.cuda.current_stream(index).cuda_stream
         for source, kernel, blocks, threads, arguments, defines, shared_bytes, _ in calls:
             found = _functions.get((index, kernel, defines))
             if found is None:
-                with _lock:
+                with loading:
                     form = struct.Struct("".join("d" if isinstance(value, float) else "q" for value in arguments))
-                    found = _load(_file(source), index, kernel, dict(defines), shared_bytes), form
+                    found = load_function(source_file(source), index, kernel, dict(defines), shared_bytes), form
                     _functions[index, kernel, defines] = found
             function, form = found
             form.pack_into(own.buffer, 0, *arguments)
@@ -230,96 +230,10 @@ def launch_all(device: torch.device, calls: Sequence[Call]) -> None:
                 function, blocks[0], y, 1, threads, 1, 1, shared_bytes, stream, None, own.extra
             )  # fmt: skip
             if status:
-                _check(status, f"Launching {kernel} with {blocks} blocks of {threads} threads")
+                check_status(status, f"Launching {kernel} with {blocks} blocks of {threads} threads")
     finally:
         if entered:
-            _leave()
-
-
-class _Attribute(ctypes.Structure):
-    """CUlaunchAttribute."""
-
-    _fields_ = (("id", ctypes.c_int), ("padding", ctypes.c_int), ("value", ctypes.c_int * 16))
-
-
-class _Configuration(ctypes.Structure):
-    """CUlaunchConfig."""
-
-    _fields_ = (
-        *((name, ctypes.c_uint) for name in ("grid_x", "grid_y", "grid_z", "block_x", "block_y", "block_z", "shared")),
-        ("stream", ctypes.c_void_p),
-        ("attributes", ctypes.POINTER(_Attribute)),
-        ("attribute_count", ctypes.c_uint),
-    )
-
-
-_functions_of_chains: dict[tuple, ctypes.c_void_p] = {}
-
-
-class Chain:
-    """Kernels that follow one another with the same arguments, prepared once: a launch packs what changed and calls the
-    driver once a kernel. One thread may use it.
-
-    The first `changing` arguments, integers, come with each launch; `fixed` are those after them, integers and floats.
-    """
-
-    def __init__(self, device_index: int, calls: Sequence[Call], changing: int, fixed: Sequence[int | float]):
-        self.calls = tuple(calls)
-        self._index, self._driver = device_index, _driver()
-        self._form = struct.Struct(f"{changing}q")
-        form = struct.Struct("".join("d" if isinstance(value, float) else "q" for value in fixed))
-        self._arguments = ctypes.create_string_buffer(8 * (changing + len(fixed)))
-        form.pack_into(self._arguments, 8 * changing, *fixed)
-        # The kernels have one parameter, a structure of these.
-        self._parameters = (ctypes.c_void_p * 1)(ctypes.addressof(self._arguments))
-        self._cooperative = _Attribute(_LAUNCH_COOPERATIVE, 0, (ctypes.c_int * 16)(1))
-        self._stream = None
-        entered = _enter(device_index)
-        try:
-            self._steps = [self._step(call) for call in self.calls]
-        finally:
-            if entered:
-                _leave()
-
-    def _step(self, call: Call) -> tuple:
-        key = (self._index, call.source, call.kernel, call.defines)
-        with _lock:
-            function = _functions_of_chains.get(key)
-            if function is None:
-                function = _load(_file(call.source), self._index, call.kernel, dict(call.defines), call.shared_bytes)
-                _functions_of_chains[key] = function
-        y = call.blocks[1] if len(call.blocks) > 1 else 1
-        configuration = _Configuration(call.blocks[0], y, 1, call.threads, 1, 1, call.shared_bytes)
-        if call.cooperative:
-            configuration.attributes, configuration.attribute_count = ctypes.pointer(self._cooperative), 1
-        return ctypes.addressof(configuration), function, configuration, call
-
-    def launch(self, *changing: int) -> None:
-        """Queue the kernels on torch's current stream of the device. The caller keeps tensors until this returns.
-        Raises DetError if the driver refuses a launch."""
-        self._form.pack_into(self._arguments, 0, *changing)
-        entered = _enter(self._index)
-        try:
-            stream = current_stream(self._index)
-            if stream != self._stream:
-                for _, _, configuration, _ in self._steps:
-                    configuration.stream = stream
-                self._stream = stream
-            launch_kernel, parameters = self._driver.cuLaunchKernelEx, self._parameters
-            for configuration, function, _, call in self._steps:
-                status = launch_kernel(configuration, function, parameters, None)
-                if status:
-                    _check(status, f"Launching {call.kernel} with {call.blocks} blocks of {call.threads} threads")
-        finally:
-            if entered:
-                _leave()
-
-
-def current_stream(device_index: int) -> int:
-    """The handle of torch's current stream."""
-    # What torch's own compiler calls; it skips the object that the public function builds.
-    fast = getattr(torch._C, "_cuda_getCurrentRawStream", None)
-    return fast(device_index) if fast else torch.cuda.current_stream(device_index).cuda_stream
+            leave_context()
 
 
 def launch(

@@ -11,7 +11,8 @@ windowed: as steps, to windowed digits (`residue_windowed`); what does not fit t
 from typing import NamedTuple
 
 from ..arithmetic.formats import NB
-from .cuda import Call, Chain, capability, most_shared_bytes, multiprocessors
+from .cuda import Call, capability, most_shared_bytes, multiprocessors
+from .cuda_chain import Chain
 from .cuda_layout import (
     BLOCK,
     CHANGING,

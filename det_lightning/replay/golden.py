@@ -20,6 +20,7 @@ FORMAT = 1
 MOST_BYTES = 1 << 26
 _LEAF_DIGITS = 8  # of the 32: enough to name a tensor; the roots decide
 _ENVIRONMENT = ("processor", "versions", "kernels", "python", "platform")
+_PRECISIONS = ("32-true", "bf16-true", "bf16-mixed", "16-true", "16-mixed", "64-true")
 _FIELDS = {"format": int, "entry": dict, "run": dict, "recipe": dict, "environment": dict, "names": dict, "steps": list}
 
 
@@ -47,6 +48,7 @@ def record_golden(
     global_batch: int | None = None,
     seed: int = 0,
     strategy: str = "det",
+    precision: str = "32-true",
 ) -> int:
     """Trains `steps` steps of the run that `entry` ("package.module:function") builds, and writes the golden file.
 
@@ -54,6 +56,7 @@ def record_golden(
         global_batch: of the run; by default the DataLoader's batch_size.
         seed: of the order and, by seed_everything, of everything else.
         strategy: "det" or "auto", the stock strategy on one device.
+        precision: as the Trainer takes it.
 
     Returns:
         How many bytes the file has.
@@ -61,9 +64,12 @@ def record_golden(
     Raises:
         InputError: an argument is outside what is allowed, or the run ends before `steps`.
     """
-    if steps < 1 or strategy not in ("det", "auto"):
-        raise InputError(f"a golden run has at least 1 step of strategy det or auto; got {steps} steps of {strategy!r}")
-    run = {"steps": steps, "global_batch": global_batch, "seed": seed, "strategy": strategy}
+    if steps < 1 or strategy not in ("det", "auto") or precision not in _PRECISIONS:
+        raise InputError(
+            f"a golden run has at least 1 step of strategy det or auto in one of {', '.join(_PRECISIONS)}; got {steps} "
+            f"steps of {strategy!r} in {precision!r}"
+        )
+    run = {"steps": steps, "global_batch": global_batch, "seed": seed, "strategy": strategy, "precision": precision}
     content = {
         "format": FORMAT,
         "entry": {"function": entry, "arguments": with_float_bits(dict(arguments or {}))},
@@ -161,6 +167,7 @@ def read_golden(path: str | Path) -> dict[str, Any]:
         and type(run.get("steps")) is int
         and 1 <= run["steps"] == len(steps) - 1
         and run.get("strategy") in ("det", "auto")
+        and run.get("precision") in _PRECISIONS
         and type(run.get("seed")) is int
         and (run.get("global_batch") is None or type(run["global_batch"]) is int)
         and all(_is_step(content, each, number) for number, each in enumerate(steps))
@@ -200,10 +207,12 @@ def _train(golden: Mapping[str, Any]) -> dict[str, Any]:
     with tempfile.TemporaryDirectory(prefix="det-lightning-golden-") as scratch:
         out = Path(scratch, "ledger")
         data = {"global_batch": run["global_batch"], "seed": run["seed"]}
-        stock = {"arithmetic": "stock SingleDeviceStrategy", "precision": "32-true", "data": None}
+        recipe = {"arithmetic": "stock SingleDeviceStrategy", "data": None}
+        if run["strategy"] == "det":
+            recipe = {"arithmetic": "det", "data": data}
         plan = ReplayPlan(
             reference=None,
-            recipe={"arithmetic": "det", "data": data} if run["strategy"] == "det" else stock,
+            recipe=recipe | {"precision": run["precision"]},
             entry={**with_float_bits(golden["entry"]), "seed": run["seed"]},
             recording_of=dict.fromkeys(KINDS, 1),
             out=out,

@@ -66,6 +66,7 @@ def test_a_changed_recipe_is_told_beside_the_step(golden, tmp_path):
 def test_stock_lightning_has_golden_runs_too(tmp_path):
     path = tmp_path / "golden.json"
     arguments = ["golden", "record", str(path), "--entry", ENTRY, "--steps", "3", "--strategy", "auto"]
+    arguments += ["--precision", "bf16-mixed"]
     assert in_new_process(answer, arguments)[0] == 0
     in_new_process(check_golden, path)
     with pytest.raises(Failed, match="step 1 differs"):
