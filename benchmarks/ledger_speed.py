@@ -133,15 +133,16 @@ def main() -> None:
     os.environ["OMP_NUM_THREADS"] = "1"
     with tempfile.TemporaryDirectory() as scratch:
         folder = options.ledgers or Path(scratch)
-        begin = time.perf_counter()
+        begin, written = time.perf_counter(), None
         if not (folder / "b").exists():
             write_ledger(folder / "a", options.steps)
             write_ledger(folder / "b", options.steps, diverges_at=options.steps * 618 // 1000)
-        written = time.perf_counter() - begin
+            written = round(time.perf_counter() - begin, 1)
         size = sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
         result = {
             **surroundings(processor()),
-            "ledgers": {"steps": options.steps, "tensors": TENSORS, "bytes": size, "written_in_s": round(written, 1)},
+            "load_average": os.getloadavg()[0],  # above the number of cores other programs took part of the time
+            "ledgers": {"steps": options.steps, "tensors": TENSORS, "bytes": size, "written_in_s": written},
             "commands": {command: command_seconds(folder, command) for command in COMMANDS},
             "digest": digest_rate(),
             "recording": recording_overhead(),

@@ -9,7 +9,7 @@ from html import escape
 from det_lightning.cli.printing import visible
 from det_lightning.cli.report_data import DIVERGE, MATCH, LossCurve, TensorMap
 
-_WIDTH, _LEFT, _RIGHT = 960, 64, 16
+_WIDTH, _LEFT, _RIGHT = 960, 64, 32
 _PLOT = _WIDTH - _LEFT - _RIGHT
 
 

@@ -2,6 +2,8 @@
 
 from pathlib import Path
 
+import torch
+
 from det_lightning.errors import InputError, LedgerError
 from det_lightning.ledger.kept_checkpoints import nearest_checkpoint
 from det_lightning.ledger.record import KINDS
@@ -45,6 +47,7 @@ def plan_replay(
         world, accumulate = recorded[0], accumulate or recorded[1]
     accumulate = accumulate or -(-recorded[0] * recorded[1] // world)
     _refuse_other_arithmetic(reference, (world, accumulate) == recorded)
+    accelerator = _accelerator(reference, world)
     if checkpoint is None and (nearest := nearest_checkpoint(reference, start)) is not None:
         checkpoint = Path(nearest.path)
     if checkpoint is None and first > 0:
@@ -58,6 +61,7 @@ def plan_replay(
         out=out,
         stop=stop,
         checkpoint=None if checkpoint is None else str(checkpoint),
+        accelerator=accelerator,
         world_size=world,
         accumulate=accumulate,
         override=entry,
@@ -75,6 +79,20 @@ def _split(reference: LedgerReader) -> tuple[int, int]:
             f"{most[0]} processes and {most[1]} micro-batches a step"
         )
     return split
+
+
+def _accelerator(reference: LedgerReader, world: int) -> str:
+    """ "gpu" for one rank of a run on CUDA where there is a GPU. Runs of strategy="det" have the same bits on the CPU."""
+    on_cuda = str(reference.environment.get("device", "")).startswith("cuda")
+    if on_cuda and world == 1 and torch.cuda.is_available():
+        return "gpu"
+    if on_cuda and reference.recipe.get("arithmetic") != "det":
+        raise LedgerError(
+            f"{reference.path} was recorded under {reference.recipe.get('arithmetic')!r} on "
+            f"{reference.environment['device']!r:.20}; its bits hold there only, and "
+            + ("a replay runs one rank on a GPU" if world > 1 else "there is no GPU here")
+        )
+    return "cpu"
 
 
 def _refuse_other_arithmetic(reference: LedgerReader, recorded_split: bool) -> None:

@@ -35,6 +35,7 @@ class ReplayPlan:
         checkpoint: file to start from, or None: from the beginning.
         override: "package.module:function" instead of the recorded entry.
         recording: the step whose operations are to be recorded, if any.
+        accelerator: "cpu", or "gpu" for one rank.
     """
 
     reference: Path | None
@@ -48,6 +49,7 @@ class ReplayPlan:
     accumulate: int
     override: str | None
     recording: Recording | None = None
+    accelerator: str = "cpu"
 
 
 class _StopAtDivergence(Callback):
@@ -87,7 +89,7 @@ def run_rank(
         recorder = StepRecorder(plan.recording)
         callbacks = [recorder, *callbacks, recorder.after]
     trainer = Trainer(
-        accelerator="cpu",
+        accelerator=plan.accelerator,
         devices=world_size,
         max_steps=plan.stop,
         max_epochs=-1,

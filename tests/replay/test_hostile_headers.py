@@ -3,6 +3,7 @@
 import json
 
 import pytest
+import torch
 
 from det_lightning.cli import exit_codes
 from tests.claims.processes import in_new_process
@@ -24,6 +25,12 @@ SPLIT = {"world_size": 1, "accumulate": 1}
         ({"arithmetic": ["det"]}, SPLIT, "cannot be replayed"),
         ({"arithmetic": "stock DeepSpeedStrategy"}, SPLIT, "cannot be replayed"),
         ({}, SPLIT, "cannot be replayed"),
+        pytest.param(
+            {"arithmetic": "stock SingleDeviceStrategy", "precision": "32-true", "data": None},
+            SPLIT | {"device": "cuda:0"},
+            "there is no GPU here",
+            marks=pytest.mark.skipif(torch.cuda.is_available(), reason="there is one"),
+        ),
         (RECIPE | {"data": None}, SPLIT, "cannot be replayed"),
         (RECIPE, SPLIT | {"recording": {"weights": 0}}, "every 0 steps"),
         (RECIPE, SPLIT | {"recording": {"../weights": 1}}, "does not know ../weights"),

@@ -1,0 +1,136 @@
+"""The recorder of operations: off again whatever happens, and its processes may fail without taking the answer with them."""
+
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from torch.nn.modules import module as torch_modules
+from torch.utils._python_dispatch import _get_current_dispatch_mode
+
+from det_lightning.bisection.operation_log import read_log
+from det_lightning.errors import DetError
+from det_lightning.kernels import dispatch
+from det_lightning.ops.gemm import det_gemm
+from det_lightning.replay.operation_recorder import OperationRecorder, spell
+from det_lightning.replay.sides import Side, SideRunner
+from det_lightning.replay.step_recorder import Recording
+
+
+def everything_is_off() -> bool:
+    hooks = len(torch_modules._global_forward_hooks) + len(torch_modules._global_forward_pre_hooks)
+    return dispatch.observer is None and hooks == 0 and _get_current_dispatch_mode() is None
+
+
+def small_network() -> torch.nn.Module:
+    torch.manual_seed(0)
+    return torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.ReLU(), torch.nn.Linear(4, 2))
+
+
+def test_modules_and_forward_operations_are_named_for_the_backward_pass_too(tmp_path):
+    network = small_network()
+    with OperationRecorder(tmp_path / "log", network).recording() as recorder:
+        recorder.phase = "forward"
+        loss = network(torch.ones(5, 3)).square().sum()
+        recorder.phase = "backward"
+        loss.backward()
+    log = read_log(tmp_path / "log")
+    assert everything_is_off()
+    forward = {each.module for each in log if each.phase == "forward" and each.name == "aten.addmm"}
+    assert forward == {"0", "2"}
+    products = [each for each in log if each.phase == "backward" and each.name == "aten.mm"]
+    assert {each.module for each in products} == {"0", "2"}
+    for each in products:
+        assert log[each.forward].name == "aten.addmm" and log[each.forward].module == each.module
+    assert [each.index for each in log] == list(range(len(log)))
+    assert all("test_recorder.py" in each.place for each in log if each.phase == "forward")
+
+
+def test_results_are_the_same_with_the_recorder_and_without(tmp_path):
+    def train(record: bool) -> list[bytes]:
+        network = small_network()
+        optimizer = torch.optim.Adam(network.parameters())
+        torch.manual_seed(3)
+        for step in range(3):
+            recorder = OperationRecorder(tmp_path / f"log-{step}", network)
+            with recorder.recording() if record else torch.enable_grad():
+                x = torch.nn.functional.dropout(torch.randn(6, 3), 0.25)
+                optimizer.zero_grad()
+                network(det_gemm(x, torch.eye(3))).square().sum().backward()
+                optimizer.step()
+        return [parameter.detach().numpy().tobytes() for parameter in network.parameters()]
+
+    assert train(True) == train(False)
+    assert "det.gemm.gemm" in {each.name for each in read_log(tmp_path / "log-0")}
+
+
+@pytest.mark.parametrize("error", [RuntimeError, KeyboardInterrupt, SystemExit])
+def test_an_exception_within_switches_everything_off(tmp_path, error):
+    network = small_network()
+
+    class Raising(torch.nn.Module):
+        def forward(self, x):
+            raise error("planted")
+
+    network.append(Raising())
+    with pytest.raises(error), OperationRecorder(tmp_path / "log", network).recording():
+        network(torch.ones(2, 3))
+    assert everything_is_off()
+    assert len(read_log(tmp_path / "log")) > 0
+
+
+def test_a_second_recorder_at_once_is_refused_and_leaves_the_first_on(tmp_path):
+    network = small_network()
+    with OperationRecorder(tmp_path / "one", network).recording():
+        with (
+            pytest.raises(DetError, match="one recorder at a time"),
+            OperationRecorder(tmp_path / "two", network).recording(),
+        ):
+            pass
+        network(torch.ones(2, 3))
+    assert everything_is_off()
+    assert "aten.relu" in {each.name for each in read_log(tmp_path / "one")}
+
+
+def test_memory_that_was_never_written_is_the_same_in_every_pass(tmp_path):
+    digests = []
+    for number in range(2):
+        junk = [torch.full((64,), float(number + 1)) for _ in range(50)]
+        del junk
+        with OperationRecorder(tmp_path / "log", torch.nn.Identity()).recording():
+            torch.empty(64).add_(1.0)
+        digests.append(
+            [each.inputs[0].digest for each in read_log(tmp_path / "log") if each.name == "aten.add_.Tensor"]
+        )
+    assert digests[0] == digests[1] and digests[0]
+
+
+def test_expanded_and_empty_tensors_and_odd_types_are_read(tmp_path):
+    with OperationRecorder(tmp_path / "log", torch.nn.Identity()).recording():
+        huge = torch.ones(1).expand(1 << 40)
+        assert (huge[:3] + 1).tolist() == [2, 2, 2]
+        torch.empty(0, 5).sum(0)
+        torch.ones(3, dtype=torch.complex64) * 2
+        torch.sparse_coo_tensor(torch.tensor([[0]]), torch.tensor([1.0]), (2,), check_invariants=True).coalesce()
+    assert everything_is_off()
+
+
+def test_arguments_are_spelled_so_that_floats_read_back():
+    assert spell([0.1, 1e-8, None, True, torch.ones(2), "x"]) == "[0.1, 1e-08, None, True, tensor, x]"
+
+
+@pytest.mark.parametrize(
+    ("python", "cwd", "message"),
+    [
+        ("nowhere/python", None, "cannot be started"),
+        ("/bin/false", None, "without an answer"),
+        (sys.executable, "/", "without an answer"),
+    ],
+)
+def test_a_process_of_a_side_that_cannot_answer_is_named(tmp_path, monkeypatch, python, cwd, message):
+    if cwd is not None:
+        monkeypatch.delenv("PYTHONPATH", raising=False)
+        monkeypatch.setenv("PYTHONHOME", "/nowhere")
+    side = Side(tmp_path, python=python, cwd=None if cwd is None else Path(cwd))
+    with pytest.raises(DetError, match=message), SideRunner(tmp_path) as runner:
+        runner.run(side, Recording(1, tmp_path / "out", {}), world=None, accumulate=None)
