@@ -44,7 +44,7 @@ def fill_buckets(parameters: Sequence[torch.Tensor], *, most: int, parts: int) -
             sizes = [parameters[place].numel() for place in waiting]
             offsets = [sum(sizes[:i]) for i in range(len(sizes))]
             whole = BLOCK * parts
-            padded = -(-sum(sizes) // whole) * whole
+            padded = max(-(-sum(sizes) // whole), 1) * whole
             buckets.append(Bucket(tuple(waiting), tuple(offsets), padded, first.dtype, first.device))
         waiting, elements = [], 0
 

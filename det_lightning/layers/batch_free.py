@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from det_lightning.layers.call_names import DIVISIONS
 from det_lightning.ops.loss import exact_mean
 from det_lightning.ops.reduction import det_sum
 
@@ -19,7 +20,6 @@ _COVERED = _ARITHMETIC | frozenset(
     """view reshape flatten unflatten permute transpose t swapaxes movedim squeeze unsqueeze contiguous clone to float
     narrow select split chunk unbind cat concat stack T mT positive ravel getitem neg abs""".split()
 )
-_DIVISIONS = frozenset("div truediv itruediv true_divide divide".split())
 _APART = frozenset("detach data requires_grad_".split())
 
 
@@ -57,7 +57,7 @@ class BatchFree:
         elif name in ("sum", "mean") and len(args) == 1 and not kwargs and operand.dtype is torch.float32:
             result = det_sum(operand) if name == "sum" else exact_mean(operand)
         else:
-            if name in _DIVISIONS and len(args) == 2 and isinstance(args[1], (int, float)) and args[0].is_cuda:
+            if name in DIVISIONS and len(args) == 2 and isinstance(args[1], (int, float)) and args[0].is_cuda:
                 # CUDA multiplies by the reciprocal of a number; it divides by a tensor.
                 args = (args[0], torch.tensor(args[1], dtype=args[0].dtype, device=args[0].device))
             result = func(*args, **kwargs)

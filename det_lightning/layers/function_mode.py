@@ -7,7 +7,6 @@ tensor cannot move a bit of the training and passes.
 import inspect
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from functools import partial
 from types import FrameType
 from typing import Any, Protocol
 
@@ -16,48 +15,31 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode, _get_current_function_mode_stack
 
-from det_lightning.errors import DetError, InputError, UncoveredError
+from det_lightning.errors import DetError, UncoveredError
 from det_lightning.layers.batch_free import BatchFree
-from det_lightning.layers.loss_calls import LOSS_FUNCTIONS, Items, counted, identity, loss_call
+from det_lightning.layers.call_names import (
+    ACROSS,
+    DIVISIONS,
+    FLATTENING,
+    HOOKS,
+    IEEE,
+    MOVES,
+    MOVES_WITHOUT_GRADIENT,
+    RANDOM,
+    flat,
+    is_basic_index,
+    name_of_call,
+    true_division,
+)
 from det_lightning.layers.loss_terms import STATISTIC, LossTerms
+from det_lightning.layers.mean_functions import MeanFunctions
+from det_lightning.layers.random_functions import RandomFunctions
 from det_lightning.layers.random_places import RandomPlaces
-from det_lightning.ops import activation, class_losses, linear, loss, means, random_values
-from det_lightning.ops.random_calls import random
-from det_lightning.ops.random_values import normal, uniform
+from det_lightning.ops import activation, linear
 
-# Names of functions and Tensor methods that move or copy bits, or round once (casts).
-_MOVES = frozenset(
-    """view reshape flatten unflatten view_as reshape_as permute transpose t swapaxes movedim squeeze unsqueeze contiguous
-    clone detach to type float bfloat16 half cpu narrow select chunk split unbind cat concat concatenate stack T mT H mH
-    data requires_grad_ alias ravel hstack vstack as_subclass positive tensor as_tensor from_numpy zeros ones full
-    arange zeros_like ones_like full_like new_zeros new_ones new_full new_tensor scalar_tensor eye""".split()
-)
-# The same, where the backward pass would add floats in an order of its own: only for tensors without gradient.
-_MOVES_WITHOUT_GRADIENT = frozenset(
-    """expand expand_as broadcast_to gather index_select take where masked_fill masked_select roll flip getitem
-    setitem max min amax amin maximum minimum clamp clip abs sign repeat tile copy fill zero sort topk one_hot""".split()
-)
-# IEEE operations, one rounding each; without gradient through a broadcast.
-_IEEE = frozenset(
-    "add radd iadd sub rsub isub subtract mul rmul imul multiply div truediv itruediv true_divide neg".split()
-)
-_RANDOM = frozenset(
-    """rand randn randint randperm rand_like randn_like randint_like bernoulli multinomial normal poisson uniform random
-    exponential geometric cauchy log_normal dropout alpha_dropout feature_dropout rrelu""".split()
-)
-_HOOKS = frozenset("register_hook register_post_accumulate_grad_hook".split())
 _INPLACE_RELU = (F.relu_, torch.relu_, Tensor.relu_)
 _RELU = (F.relu, torch.relu, Tensor.relu, activation.relu)
-_MEAN = (torch.mean, Tensor.mean)
-_SUM = (torch.sum, Tensor.sum)
 _GRADIENT_PROPERTY = frozenset((Tensor.grad.__get__, Tensor.grad.__set__, Tensor.grad.__delete__))
-_DROPOUT = (F.dropout, torch.dropout)
-_FEATURE_DROPOUT = (F.dropout1d, F.dropout2d, F.dropout3d)
-# Functions that may bring samples together, and the place of their dimension among the arguments.
-_ACROSS = {"max": 1, "min": 1, "amax": 1, "amin": 1, "flip": 1, "roll": 2, "sort": 1, "topk": 2, "index_select": 1}
-_DIVISIONS = frozenset("div truediv itruediv true_divide divide".split())
-_FLATTENING = frozenset("view reshape flatten".split())
-_LOG_SOFTMAX = (F.log_softmax, torch.log_softmax, Tensor.log_softmax)
 _PENALTIES = (
     "Parameters alone may enter the loss through + - * / with numbers or tensors of their shape, pow(2), abs, views, sum() "
     "and mean(); for samples, use the parameter through nn.Linear or F.linear, or freeze it (requires_grad_(False))."
@@ -105,24 +87,13 @@ class FunctionMode(TorchFunctionMode):
         self._replacements: dict[Callable, Callable] = {
             F.linear: self._linear,
             linear.linear: self._linear,
-            **{func: partial(self._loss, func) for func in LOSS_FUNCTIONS},
-            loss.exact_mean: self._exact_mean,
-            means.exact_mean: self._exact_mean,
-            **dict.fromkeys(_SUM, self._sum),
-            **dict.fromkeys(_LOG_SOFTMAX, self._log_softmax),
             **dict.fromkeys(_RELU, self._relu),
             **dict.fromkeys(_INPLACE_RELU, self._inplace_relu),
-            **dict.fromkeys(_MEAN, self._mean),
+            **MeanFunctions(self.terms, samples, strict, self.refusal).replacements,
         }
         if strict and places is not None:
-            self._replacements |= {
-                **dict.fromkeys(_DROPOUT, self._dropout),
-                **dict.fromkeys(_FEATURE_DROPOUT, self._feature_dropout),
-                **dict.fromkeys((torch.rand_like, random.rand_like), partial(self._random, "rand_like", uniform)),
-                **dict.fromkeys((torch.randn_like, random.randn_like), partial(self._random, "randn_like", normal)),
-                random.randint_like: self._randint_like,
-                random.bernoulli_like: self._bernoulli_like,
-            }
+            functions = RandomFunctions(places, self.terms, self._module_path, self.refusal)
+            self._replacements |= functions.replacements
 
     def again(self) -> Callable[[], "FunctionMode"]:
         """Of a region that begins now: (() -> the mode under which it is computed again in a backward pass)."""
@@ -149,8 +120,8 @@ class FunctionMode(TorchFunctionMode):
         kwargs = kwargs or {}
         if self._suspended or func in _GRADIENT_PROPERTY:
             return func(*args, **kwargs)
-        name = _name_of(func)
-        operands = [value for value in _flatten((args, kwargs)) if isinstance(value, Tensor)]
+        name = name_of_call(func)
+        operands = [value for value in flat((args, kwargs)) if isinstance(value, Tensor)]
         with_gradient = torch.is_grad_enabled() and any(value.requires_grad for value in operands)
         if self.strict and with_gradient and self.batch_free.are_all(operands):
             covered, result = self.batch_free.call(name, func, args, kwargs)
@@ -173,7 +144,7 @@ class FunctionMode(TorchFunctionMode):
             if terms:
                 self.terms.record(name, func, args, kwargs, terms, result, with_gradient=False)
             return result
-        if name in _RANDOM:
+        if name in RANDOM:
             raise self.refusal(
                 f"the random call {name}",
                 "Write det_lightning.random.rand_like(x), randn_like(x), randint_like(x, low, high) or "
@@ -182,33 +153,31 @@ class FunctionMode(TorchFunctionMode):
             )
         if name == "backward":
             raise self.refusal("backward", "Return the loss from training_step; the strategy runs backward itself.")
-        if name in _HOOKS:
+        if name in HOOKS:
             raise self.refusal(
                 name, "A hook would change gradients before the exact sum; change .grad in on_before_optimizer_step."
             )
-        if name in _DIVISIONS and len(args) == 2 and isinstance(args[1], (int, float)) and operands[0].is_cuda:
-            func = _true_division(func)
+        if name in DIVISIONS and len(args) == 2 and isinstance(args[1], (int, float)) and operands[0].is_cuda:
+            func = true_division(func)
         # Both now: an operation in place replaces grad_fn.
         terms, follows_mean = self.terms.among(operands), self.terms.hold_mean(operands)
         result = func(*args, **kwargs)
-        if self.places is not None and name in _FLATTENING and isinstance(args[0], Tensor):
+        if self.places is not None and name in FLATTENING and isinstance(args[0], Tensor):
             self.places.note_flatten(args[0].shape, result.shape)
-        moves_floats = any(
-            isinstance(v, Tensor) and (v.is_floating_point() or v.is_complex()) for v in _flatten(result)
-        )
+        moves_floats = any(isinstance(v, Tensor) and (v.is_floating_point() or v.is_complex()) for v in flat(result))
         if not moves_floats and name != "setitem":
             return result
         if terms and self.terms.record(name, func, args, kwargs, terms, result, with_gradient=with_gradient):
             return result
         self._check(name, operands, with_gradient, args, kwargs, result)
         if not with_gradient and self._mixes_samples(name, args, kwargs):
-            self.terms.note_statistics([value for value in _flatten(result) if isinstance(value, Tensor)])
+            self.terms.note_statistics([value for value in flat(result) if isinstance(value, Tensor)])
         if follows_mean:
             self._follow_mean(name, args[0] if name == "setitem" else result)
         return result
 
     def _follow_mean(self, name: str, result: Any) -> None:
-        made = [value for value in _flatten(result) if isinstance(value, Tensor)]
+        made = [value for value in flat(result) if isinstance(value, Tensor)]
         if any(value.requires_grad or any(value is buffer for buffer in self.model.buffers()) for value in made):
             raise UncoveredError(f"{name} is applied to {STATISTIC}")
         self.terms.note_statistics(made)
@@ -216,13 +185,13 @@ class FunctionMode(TorchFunctionMode):
     def _check(self, name, operands, with_gradient, args, kwargs, result) -> None:
         if with_gradient and name not in ("detach", "data", "requires_grad_"):
             self._refuse_parameters(name, operands)
-        if name in _MOVES or (name in _MOVES_WITHOUT_GRADIENT and not with_gradient):
+        if name in MOVES or (name in MOVES_WITHOUT_GRADIENT and not with_gradient):
             return
-        if name == "getitem" and _is_basic_index(args[1]):
+        if name == "getitem" and is_basic_index(args[1]):
             return
-        if name == "setitem" and _is_basic_index(args[1]) and args[0][args[1]].shape == getattr(args[2], "shape", ()):
+        if name == "setitem" and is_basic_index(args[1]) and args[0][args[1]].shape == getattr(args[2], "shape", ()):
             return
-        if name in _IEEE:
+        if name in IEEE:
             if kwargs.get("alpha", 1) != 1 or kwargs.get("rounding_mode") is not None:
                 raise self.refusal(
                     f"{name} with alpha= or rounding_mode=", "Write the multiplication as a step of its own."
@@ -245,9 +214,9 @@ class FunctionMode(TorchFunctionMode):
         if name == "getitem":
             first = args[1][0] if isinstance(args[1], tuple) and args[1] else args[1]
             return isinstance(first, (Tensor, list))
-        if name not in _ACROSS:
+        if name not in ACROSS:
             return False
-        dim = kwargs.get("dim", kwargs.get("dims", args[_ACROSS[name]] if len(args) > _ACROSS[name] else None))
+        dim = kwargs.get("dim", kwargs.get("dims", args[ACROSS[name]] if len(args) > ACROSS[name] else None))
         if isinstance(dim, Tensor):  # the larger of two
             return False
         if dim is None and name in ("sort", "topk"):
@@ -318,88 +287,6 @@ class FunctionMode(TorchFunctionMode):
     def _inplace_relu(self, input):
         return input.copy_(self._relu(input))
 
-    def _loss(self, func, *args, **kwargs):
-        self.terms.refuse_operands(func.__name__, tuple(_flatten((args, kwargs))))
-        return self._reduced(loss_call(func, args, kwargs, self.samples, self.refusal))
-
-    def _mean(self, input, *args, **kwargs):
-        if args or kwargs:
-            if not self.strict:
-                return torch.mean(input, *args, **kwargs)
-            raise self.refusal("mean over chosen dimensions or with a dtype", "Covered: values.mean() over all items.")
-        return self._exact_mean(input)
-
-    def _sum(self, input, *args, **kwargs):
-        if args or kwargs or not input.is_floating_point():
-            if not self.strict or not input.is_floating_point():
-                return torch.sum(input, *args, **kwargs)
-            raise self.refusal("sum over chosen dimensions or with a dtype", "Covered: values.sum() over all items.")
-        self.terms.refuse_operands("sum", (input,))
-        return self._reduced(counted(self._in_float32(input), input.numel(), self.samples, "sum"))
-
-    def _exact_mean(self, values, mask=None, *, undivided=False):
-        self.terms.refuse_operands("mean", (values,))
-        values = self._in_float32(values)
-        if mask is None:
-            return self._reduced(counted(values, values.numel(), self.samples))
-        means.check_mask(values, mask)
-        items = means.selected(values, mask)
-        key = ("mask", *identity(mask))
-        return self._reduced(Items(items, "mean", counted(items, items.numel(), 1).denominator, key, (mask,)))
-
-    def _in_float32(self, values):
-        if values.dtype in (torch.bfloat16, torch.float16):
-            return values.float()
-        if values.dtype is not torch.float32:
-            raise InputError(f"means and sums are taken of float32 values, got {values.dtype}; convert with .float()")
-        return values
-
-    def _reduced(self, items: Items) -> Tensor:
-        return items.values if items.reduction == "none" else self.terms.record_items(items)
-
-    def _log_softmax(self, input, dim=None, *args, **kwargs):
-        self.terms.refuse_operands("log_softmax", (input,))
-        if args or any(value is not None for name, value in kwargs.items() if name != "_stacklevel") or dim is None:
-            raise self.refusal("log_softmax without dim or with a dtype", "Covered: log_softmax(x, dim).")
-        return class_losses.log_softmax(self._in_float32(input), dim)
-
-    def _dropout(self, input, p=0.5, training=True, inplace=False, *, train=None):
-        if not (training if train is None else train) or p == 0.0:
-            return input
-        self.terms.refuse_operands("dropout", (input,))
-        if inplace:
-            return input.copy_(self._dropout(input, p, True))
-        return random_values.dropout(input, self._words(input), float(p))
-
-    def _feature_dropout(self, input, p=0.5, training=True, inplace=False):
-        if not training or p == 0.0:
-            return input
-        self.terms.refuse_operands("dropout", (input,))
-        if input.dim() < 3:
-            raise self.refusal("dropout of features without [samples, features, ...]", "Use F.dropout.")
-        words = self._words(input.detach()[(..., *(0,) * (input.dim() - 2))])
-        words = words.view(*input.shape[:2], *(1,) * (input.dim() - 2))
-        result = random_values.dropout(input, words, float(p))
-        return input.copy_(result) if inplace else result
-
-    def _random(self, name, values_of, x, **kwargs):
-        if any(value is not None for key, value in kwargs.items() if key != "requires_grad") or kwargs.get(
-            "requires_grad"
-        ):
-            raise self.refusal(f"{name} with {', '.join(kwargs)}", f"Write det_lightning.random.{name}(x).to(...).")
-        if not x.is_floating_point():
-            raise self.refusal(f"{name} of {x.dtype}", f"Write det_lightning.random.{name}(x.float()).")
-        return values_of(self._words(x)).to(x.dtype)
-
-    def _randint_like(self, x, low, high):
-        return random_values.integers(self._words(x), low, high)
-
-    def _bernoulli_like(self, x, p):
-        return self._words(x) < round(float(p) * 2**32)
-
-    def _words(self, x: Tensor) -> Tensor:
-        return self.places.words(x, self._module_path(), self.refusal)
-
     def name_of(self, parameter: Tensor) -> str:
         """The parameter's name in the model."""
         for name, candidate in self.model.named_parameters():
@@ -459,36 +346,3 @@ def all_suspended() -> Iterator[None]:
             if isinstance(mode, FunctionMode):
                 stack.enter_context(mode.suspended())
         yield
-
-
-def _true_division(func: Callable) -> Callable:
-    """A tensor on CUDA divided by a number: the stock kernel multiplies by the number's reciprocal, rounded twice; by a
-    tensor on the device it divides."""
-    return lambda x, divisor: func(x, torch.tensor(divisor, dtype=x.dtype, device=x.device))
-
-
-def _name_of(func: Callable) -> str:
-    """add_, __add__ and Tensor.add are one name; a property's getter has the property's name."""
-    name = getattr(func, "__name__", type(func).__name__)
-    if name in ("__get__", "__set__"):
-        name = getattr(getattr(func, "__self__", None), "__name__", name)
-    if name.startswith("__") and name.endswith("__"):
-        return name[2:-2]
-    return name if name == "requires_grad_" else name.rstrip("_")
-
-
-def _flatten(value: Any):
-    if isinstance(value, (tuple, list)):
-        for item in value:
-            yield from _flatten(item)
-    elif isinstance(value, dict):
-        for item in value.values():
-            yield from _flatten(item)
-    else:
-        yield value
-
-
-def _is_basic_index(index: Any) -> bool:
-    """Integers, slices, None and Ellipsis: the backward pass copies and adds nothing."""
-    parts = index if isinstance(index, tuple) else (index,)
-    return all(part is None or part is Ellipsis or isinstance(part, (int, slice)) for part in parts)

@@ -5,8 +5,6 @@ linear in its means. Means that divide by the same number share a backward pass;
 """
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
-from hashlib import blake2b
 from typing import Any
 
 import torch
@@ -15,6 +13,7 @@ from torch import Tensor
 from det_lightning.errors import UncoveredError
 from det_lightning.layers.loss_calls import Items, count_digits
 from det_lightning.layers.loss_graph import check_step, name_of, steps_below
+from det_lightning.layers.loss_plan import Among, LossPlan, Mean, Term, bits_of, structure_of
 from det_lightning.ops.means import item_digits, quotient_of, undivided
 
 MOST_MEANS = 8
@@ -28,66 +27,6 @@ _COMMUTATIVE = frozenset("mul rmul multiply".split())
 _DIVISIONS = frozenset("div truediv itruediv true_divide".split())
 _SCALINGS = _COMMUTATIVE | _DIVISIONS | frozenset("imul neg".split())
 _ADDITIONS = frozenset("add radd iadd sub isub rsub subtract".split())
-
-
-@dataclass(frozen=True)
-class Mean:
-    """One mean (or sum) over the items of a micro-batch.
-
-    Attributes:
-        digits: int64 [NB], the exact sum of its items.
-        denominator: int64 [NB], what it divides by in this micro-batch; for a sum, 1.
-        key: means of one key divide by the same number over every global batch.
-        total: a sum: its denominator is 1 however many micro-batches there are.
-    """
-
-    digits: Tensor
-    denominator: Tensor
-    key: tuple
-    total: bool
-
-
-# What a term is, on other values of the means: (place -> value, whether penalties keep their graph) -> value.
-Evaluate = Callable[[dict[int, Tensor], bool], Tensor]
-
-
-@dataclass(frozen=True)
-class Term:
-    """A function of means: constants times them, added.
-
-    Attributes:
-        places: the means in it.
-        penalties: whether something that depends on parameters alone is in it.
-    """
-
-    places: frozenset[int]
-    evaluate: Evaluate
-    penalties: bool = False
-
-
-Among = dict[int, tuple[Term, bool]]
-
-
-@dataclass(frozen=True)
-class LossPlan:
-    """How the loss of a micro-batch goes backward.
-
-    Attributes:
-        means: those in it.
-        groups: places in `means` that share a denominator, one backward pass each.
-        partial: (group) -> the loss with a graph through that group's means only; (None) -> through what depends on
-            parameters alone, or None without any.
-        evaluate: (value of each mean) -> the loss, float32.
-        structure: 20 bits that are the same in every micro-batch whose loss is made alike.
-        pattern: 20 bits of the grouping alone.
-    """
-
-    means: list[Mean]
-    groups: list[list[int]]
-    partial: Callable[[int | None], Tensor | None]
-    evaluate: Callable[[list[Tensor]], Tensor]
-    structure: int
-    pattern: int
 
 
 class LossTerms:
@@ -272,7 +211,7 @@ class LossTerms:
             tensors = [self._tensors[p] if i in inside else self._tensors[p].detach() for i, p in enumerate(places)]
             return term.evaluate(dict(zip(places, tensors, strict=True)), group is None)
 
-        return LossPlan(means, groups, partial, value, _structure(groups, means, value), _bits(groups))
+        return LossPlan(means, groups, partial, value, structure_of(groups, means, value), bits_of(groups))
 
     def made_of(self, value: object) -> tuple[list[Mean] | None, Callable[[list[Tensor]], Tensor] | None]:
         """(the means that a value is a function of, the value as a function of them), or (None, None)."""
@@ -301,19 +240,6 @@ class LossTerms:
 
 def _penalty(value: Tensor) -> Term:
     return Term(frozenset(), lambda means, attached: value if attached else value.detach(), True)
-
-
-def _structure(groups: list[list[int]], means: list[Mean], evaluate: Callable[[list[Tensor]], Tensor]) -> int:
-    """20 bits of how a loss is made: grouping, and the value at each unit of the means, hence the constants."""
-    count = len(means)
-    probes = [torch.zeros(count), *torch.eye(count)]
-    values = [evaluate(list(probe.unbind())).double().item().hex() for probe in probes]
-    text = (groups, [(mean.total, mean.key if mean.key[0] == "items" else None) for mean in means], values)
-    return _bits(text)
-
-
-def _bits(value: object) -> int:
-    return int.from_bytes(blake2b(repr(value).encode(), digest_size=4).digest()) >> 12
 
 
 def _nonlinear(name: str, operands: tuple) -> UncoveredError:

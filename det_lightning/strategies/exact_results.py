@@ -19,7 +19,7 @@ from torch import Tensor
 from det_lightning.distributed.waiting import other_ranks
 from det_lightning.errors import InputError
 from det_lightning.layers.loss_calls import count_digits
-from det_lightning.layers.loss_terms import Mean
+from det_lightning.layers.loss_plan import Mean
 from det_lightning.ops.digits import normalise_digits
 from det_lightning.ops.means import item_digits, quotient_of
 

@@ -1,16 +1,24 @@
 """Ranks that somebody else started: the environment Lightning reads when a group of processes already exists."""
 
+import contextlib
 import os
+import secrets
 import socket
 from importlib import import_module
 from typing import Any
 
+_PORTS = range(10_000, 32_000)
+"""Below the ports that systems give to outgoing connections, which would take one between the look and the use."""
+
 
 def free_port() -> int:
     """A loopback port that is free now."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
+    for _ in range(1000):
+        port = secrets.choice(_PORTS)
+        with socket.socket() as probe, contextlib.suppress(OSError):
+            probe.bind(("127.0.0.1", port))
+            return port
+    raise OSError(f"no free loopback port among {_PORTS.start} to {_PORTS.stop - 1}")
 
 
 def given_ranks(rank: int, world_size: int, port: int, *, namespace: str = "lightning.fabric") -> Any:

@@ -17,7 +17,8 @@ from det_lightning.distributed.sample_order import Slice
 from det_lightning.errors import UncoveredError
 from det_lightning.layers.checkpointing import covered_checkpointing
 from det_lightning.layers.function_mode import FunctionMode, all_suspended
-from det_lightning.layers.loss_terms import MOST_MEANS, LossPlan
+from det_lightning.layers.loss_plan import LossPlan
+from det_lightning.layers.loss_terms import MOST_MEANS
 from det_lightning.layers.random_places import RandomPlaces
 from det_lightning.ops.canonical import canonical_nan
 from det_lightning.optim.gradient_norm import gradient_norm

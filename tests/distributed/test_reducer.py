@@ -173,10 +173,15 @@ def test_buckets_hold_every_parameter_once_last_first_and_are_padded_for_their_p
         buckets = fill_buckets(tensors, most=most, parts=parts)
         assert [place for bucket in buckets for place in bucket.places] == [5, 4, 3, 2, 1, 0]
         for bucket in buckets:
-            assert bucket.elements % (BLOCK * parts) == 0
+            assert bucket.elements % (BLOCK * parts) == 0 < bucket.elements
             assert {tensors[place].dtype for place in bucket.places} == {bucket.dtype}
             ends = [o + tensors[p].numel() for p, o in zip(bucket.places, bucket.offsets, strict=True)]
             assert list(bucket.offsets[1:]) == ends[:-1] and ends[-1] <= bucket.elements
+
+
+def test_a_bucket_of_nothing_has_a_block_so_that_its_exchange_is_like_any_other():
+    (bucket,) = fill_buckets([torch.nn.Parameter(torch.zeros(0, 3))], most=1, parts=3)
+    assert bucket.elements == 3 * BLOCK and bucket.offsets == (0,)
 
 
 def test_full_digits_live_only_while_their_bucket_is_in_flight():
