@@ -5,6 +5,11 @@
     det-lightning bisect runs/one runs/two          # match
     det-lightning replay runs/one --from 20 --to 40
 
+One pixel of one sample changed, found:
+
+    python examples/digits.py --pixel 700 --ledger runs/pixel
+    det-lightning bisect runs/one runs/pixel --replay --html report.html     # diverge; open report.html
+
 Run from the repository's root, so that replay can import `examples.digits`.
 """
 
@@ -36,11 +41,13 @@ class Classifier(L.LightningModule):
         return torch.optim.SGD(self.parameters(), lr=0.1, momentum=0.9)
 
 
-def build(batch: int = 64) -> tuple[L.LightningModule, DataLoader]:
-    """The entry that a ledger names: the same module and data, built again."""
+def build(batch: int = 64, pixel: int | None = None) -> tuple[L.LightningModule, DataLoader]:
+    """The entry that a ledger names: the same module and data, built again. `pixel`: of this sample one is changed."""
     L.seed_everything(7, verbose=False)
     digits = load_digits()
     images, labels = torch.tensor(digits.data, dtype=torch.float32) / 16, torch.tensor(digits.target)
+    if pixel is not None:
+        images[pixel, 27] += 1 / 16
     return Classifier(), DataLoader(TensorDataset(images, labels), batch_size=batch, shuffle=True)
 
 
@@ -50,9 +57,14 @@ def main() -> None:
     parser.add_argument("--batch", type=int, default=64, help="samples of a micro-batch")
     parser.add_argument("--accumulate", type=int, default=1, help="micro-batches of a step")
     parser.add_argument("--steps", type=int, default=60)
+    parser.add_argument("--pixel", type=int, help="change one pixel of this sample")
     parser.add_argument("--ledger", required=True, help="a new directory")
     arguments = parser.parse_args()
-    module, loader = build(arguments.batch)
+    entry_arguments = {"batch": arguments.batch, "pixel": arguments.pixel}
+    module, loader = build(**entry_arguments)
+    ledger = det_lightning.WeightLedger(
+        arguments.ledger, entry="examples.digits:build", entry_arguments=entry_arguments
+    )
     trainer = L.Trainer(
         strategy="det",
         accelerator="cpu",
@@ -60,7 +72,7 @@ def main() -> None:
         accumulate_grad_batches=arguments.accumulate,
         max_steps=arguments.steps,
         gradient_clip_val=0.5,
-        callbacks=[det_lightning.WeightLedger(arguments.ledger, entry="examples.digits:build")],
+        callbacks=[ledger],
         logger=False,
         enable_checkpointing=False,
     )
