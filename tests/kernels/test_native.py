@@ -21,7 +21,7 @@ KERNELS = {
     "gemm": ["gemm_block", "gemm_digits_block"],
     "reduction": ["sum_block"],
     "binned_sum": ["sum_parts_block"],
-    "residues_int8": ["int8_residues_block", "int8_panels_block"],
+    "residues_int8": ["int8_residues_block", "int8_operands_block"],
     "scatter": ["group_block", "add_groups_block", "round_groups_block"],
     "windowed_digits": ["bounds_block", "from_states_block", "add_to_states_block", "grow_block"],
     "windowed_rounding": ["round_block", "carry_block"],

@@ -19,7 +19,7 @@ from .threads import run_blocks
 from .workspace import Cutter, padded
 
 _residues_block = Kernel("residues_int8", "int8_residues_block")
-_panels_block = Kernel("residues_int8", "int8_panels_block")
+_operands_block = Kernel("residues_int8", "int8_operands_block")
 
 ENGINE = 0
 """INT8 of `native.rebuild`."""
@@ -99,17 +99,20 @@ def residue_products(x: Scan, w: Scan, terms: int, count: int, memory: Cutter) -
     left, right = memory.take(torch.int8, count, rows, depth), memory.take(torch.int8, count, columns, depth)
     sums = memory.take(torch.int32, count, rows, columns)
     x_folded, w_folded = (count, 0) if x.bands <= w.bands else (0, count)
-    in_tiles = amx.is_available()
-    for scan, folded_count, out in ((x, x_folded, left), (w, w_folded, right)):
-        in_panels = in_tiles and scan is w
+    if amx.is_available():
+        panels = -(-x.bands // amx.PANEL) + -(-w.bands // amx.PANEL)
         run_blocks(
-            _panels_block if in_panels else _residues_block, -(-scan.bands // amx.PANEL) if in_panels else scan.bands,
-            count * scan.bands * terms // 4,
-            terms, *scan.operand, count, folded_count, out.data_ptr(), depth, out.stride(0),
+            _operands_block, panels, count * (x.bands + w.bands) * terms // 4,
+            terms, *x.operand, x_folded, *w.operand, w_folded, count, left.data_ptr(), right.data_ptr(), depth,
+            left.stride(0), right.stride(0),
         )  # fmt: skip
-    if in_tiles:
         amx.products(left, right, sums)
-    else:
-        for x_residues, w_residues, target in zip(left, right, sums, strict=True):
-            torch._int_mm(x_residues, w_residues.t(), out=target)
+        return sums
+    for scan, folded, out in ((x, x_folded, left), (w, w_folded, right)):
+        run_blocks(
+            _residues_block, scan.bands, count * scan.bands * terms // 4,
+            terms, *scan.operand, folded, count, out.data_ptr(), depth, out.stride(0),
+        )  # fmt: skip
+    for x_residues, w_residues, target in zip(left, right, sums, strict=True):
+        torch._int_mm(x_residues, w_residues.t(), out=target)
     return sums

@@ -68,7 +68,7 @@ def scan_operands(
         w.places.fill_(LONG)
         return x, w
     banded = run_blocks(
-        _scan_rows, rows + columns, (rows + columns) * terms,
+        _scan_rows, rows + columns, (rows + columns) * terms // 4,
         terms, x_at, x_stride, rows, x.at, w_at, w_stride, columns, w.at,
     )  # fmt: skip
     return (_with_bands(x, terms), _with_bands(w, terms)) if banded else (x, w)

@@ -13,7 +13,7 @@ from ....arithmetic.residue_int8 import MAXIMUM_MODULI, fold, moduli
 from .bands import SCAN_PLACES, band_integer
 from .compiler import device_function, kernel
 from .memory import integers_1, integers_2, stack_integers, words_1
-from .vectors import bytes_1, prefer_widest_vectors, stack_float32s, stack_words
+from .vectors import bytes_1, multiply_add, prefer_widest_vectors, stack_float32s, stack_words
 
 LIMBS, LIMB_BITS = 4, 16
 CHUNK = 1024
@@ -69,8 +69,9 @@ def _fill_limbs(words, size, lowest, limbs):
 
 @device_function
 def _nearest(value, modulus, inverse):
-    """value minus a near multiple of the modulus."""
-    return value - ((value * inverse + _ROUND) - _ROUND) * modulus
+    """value minus a near multiple of the modulus, an integer that float32 holds."""
+    multiple = multiply_add(value, inverse, _ROUND) - _ROUND
+    return multiply_add(-multiple, modulus, value)
 
 
 @device_function
@@ -81,34 +82,26 @@ def _residues(limbs, size, short, m, folded_count, target):
     modulus, inverse = _MODULI[m], _INVERSES[m]
     if _TWICE[m] != 0:
         for k in range(size):
-            value = limbs[k] * a + limbs[CHUNK + k] * b
-            value += limbs[2 * CHUNK + k] * c + limbs[3 * CHUNK + k] * d
+            value = multiply_add(limbs[3 * CHUNK + k], d, limbs[2 * CHUNK + k] * c)
+            value = multiply_add(limbs[k], a, multiply_add(limbs[CHUNK + k], b, value))
             value = _nearest(value, modulus, inverse)
             target[k] = np.int8(np.int32(_nearest(value, modulus, inverse)))
     elif short:
         for k in range(size):
-            value = limbs[k] * a + limbs[CHUNK + k] * b + limbs[2 * CHUNK + k] * c
+            value = multiply_add(limbs[k], a, multiply_add(limbs[CHUNK + k], b, limbs[2 * CHUNK + k] * c))
             target[k] = np.int8(np.int32(_nearest(value, modulus, inverse)))
     else:
         for k in range(size):
-            value = limbs[k] * a + limbs[CHUNK + k] * b
-            value += limbs[2 * CHUNK + k] * c + limbs[3 * CHUNK + k] * d
+            value = multiply_add(limbs[3 * CHUNK + k], d, limbs[2 * CHUNK + k] * c)
+            value = multiply_add(limbs[k], a, multiply_add(limbs[CHUNK + k], b, value))
             target[k] = np.int8(np.int32(_nearest(value, modulus, inverse)))
 
 
-@kernel
-def int8_residues_block(
-    start, stop, terms, at, stride, rows_at, scan_at, bands, count, folded_count, out_at, out_terms, out_stride
-):  # fmt: skip
-    """out[m, band, k] = a residue, at most 128 in magnitude, of the band's integers[k] modulo modulus m < count.
-
-    at, stride: the operand; rows: int64 [bands], whose band it is; scan: of the bands. With `folded_count` > 0 it is
-    the residue of integer * fold among that many moduli. out: int8 [bands, out_terms], matrices `out_stride` bytes
-    apart; zeros fill terms .. out_terms - 1. Bands of rows with special values get residues that mean nothing.
-    """
-    prefer_widest_vectors()
+@device_function
+def _fill_rows(start, stop, operand, terms, count, out_at, out_terms, out_stride, limbs, lowest):
+    """Residues of bands start .. stop - 1 as rows; see `int8_residues_block`."""
+    at, stride, rows_at, scan_at, bands, folded_count = operand
     rows, scan = integers_1(rows_at, bands), integers_2(scan_at, SCAN_PLACES, bands)
-    limbs, lowest = stack_float32s(_KEPT), stack_integers(CHUNK)
     for band in range(start, stop):
         for k in range(CHUNK):
             lowest[k] = scan[0, band]
@@ -124,41 +117,81 @@ def int8_residues_block(
                     target[k] = np.int8(0)
 
 
-@kernel
-def int8_panels_block(
-    start, stop, terms, at, stride, rows_at, scan_at, bands, count, folded_count, out_at, out_terms, out_stride
-):  # fmt: skip
-    """The same residues as the right operand of `native.amx_products`, for panels start .. stop - 1 of 16 bands.
+@device_function
+def _fill_panel(panel, operand, terms, count, out_at, out_terms, out_stride, limbs, lowest, words):
+    """Residues of a panel of 16 bands: int8 [out_terms / 4, 16, 4] at panel * 16 * out_terms, for each modulus.
 
-    out: int8 [panels, out_terms / 4, 16, 4], out_terms a multiple of 64. Bands that a panel lacks may hold anything.
+    Bands that the panel lacks may hold anything.
     """
-    prefer_widest_vectors()
+    at, stride, rows_at, scan_at, bands, folded_count = operand
     rows, scan = integers_1(rows_at, bands), integers_2(scan_at, SCAN_PLACES, bands)
-    limbs, lowest, words = stack_float32s(_KEPT), stack_integers(CHUNK), stack_words(CHUNK)
+    lanes = min(PANEL, bands - panel * PANEL)
     for k in range(CHUNK):
         lowest[k], words[k] = 0, np.int32(0)
-    for panel in range(start, stop):
-        lanes = min(PANEL, bands - panel * PANEL)
+    for lane in range(lanes):
+        exponent = scan[0, panel * PANEL + lane]
+        for four in range(_PANEL_TERMS // FOUR):
+            for e in range(FOUR):
+                lowest[(four * PANEL + lane) * FOUR + e] = exponent
+    for chunk in range(out_terms // _PANEL_TERMS):
+        k0 = chunk * _PANEL_TERMS
         for lane in range(lanes):
-            exponent = scan[0, panel * PANEL + lane]
-            for four in range(_PANEL_TERMS // FOUR):
-                for e in range(FOUR):
-                    lowest[(four * PANEL + lane) * FOUR + e] = exponent
-        for chunk in range(out_terms // _PANEL_TERMS):
-            k0 = chunk * _PANEL_TERMS
-            for lane in range(lanes):
-                row_at = at + 4 * (rows[panel * PANEL + lane] * stride + k0)
-                if k0 + _PANEL_TERMS <= terms:
-                    source = words_1(row_at, _PANEL_TERMS)
-                    for four in range(_PANEL_TERMS // FOUR):
-                        for e in range(FOUR):
-                            words[(four * PANEL + lane) * FOUR + e] = source[four * FOUR + e]
-                else:
-                    source = words_1(row_at, max(terms - k0, 0))
-                    for k in range(_PANEL_TERMS):
-                        word = source[k] if k0 + k < terms else np.int32(0)
-                        words[(k // FOUR * PANEL + lane) * FOUR + k % FOUR] = word
-            short = _fill_limbs(words, CHUNK, lowest, limbs)
-            for m in range(count):
-                target = bytes_1(out_at + m * out_stride + PANEL * (panel * out_terms + k0), CHUNK)
-                _residues(limbs, CHUNK, short, m, folded_count, target)
+            row_at = at + 4 * (rows[panel * PANEL + lane] * stride + k0)
+            if k0 + _PANEL_TERMS <= terms:
+                source = words_1(row_at, _PANEL_TERMS)
+                for four in range(_PANEL_TERMS // FOUR):
+                    for e in range(FOUR):
+                        words[(four * PANEL + lane) * FOUR + e] = source[four * FOUR + e]
+            else:
+                source = words_1(row_at, max(terms - k0, 0))
+                for k in range(_PANEL_TERMS):
+                    word = source[k] if k0 + k < terms else np.int32(0)
+                    words[(k // FOUR * PANEL + lane) * FOUR + k % FOUR] = word
+        short = _fill_limbs(words, CHUNK, lowest, limbs)
+        for m in range(count):
+            target = bytes_1(out_at + m * out_stride + PANEL * (panel * out_terms + k0), CHUNK)
+            _residues(limbs, CHUNK, short, m, folded_count, target)
+
+
+@kernel
+def int8_residues_block(
+    start, stop, terms, at, stride, rows_at, scan_at, bands, folded_count, count, out_at, out_terms, out_stride
+):  # fmt: skip
+    """out[m, band, k] = a residue, at most 128 in magnitude, of the band's integers[k] modulo modulus m < count.
+
+    For bands start .. stop - 1; at, stride: the operand; rows: int64 [bands], whose band it is; scan: of the bands. With
+    `folded_count` > 0 it is the residue of integer * fold among that many moduli. out: int8 [bands, out_terms], matrices
+    `out_stride` bytes apart; zeros fill terms .. out_terms - 1. Bands of rows with special values get residues that mean
+    nothing.
+    """
+    prefer_widest_vectors()
+    limbs, lowest = stack_float32s(_KEPT), stack_integers(CHUNK)
+    operand = (at, stride, rows_at, scan_at, bands, folded_count)
+    _fill_rows(start, stop, operand, terms, count, out_at, out_terms, out_stride, limbs, lowest)
+
+
+@kernel
+def int8_operands_block(
+    start, stop, terms, x_at, x_stride, x_rows_at, x_scan_at, x_bands, x_folded_count,
+    w_at, w_stride, w_rows_at, w_scan_at, w_bands, w_folded_count, count, x_out_at, w_out_at, out_terms, x_out_stride,
+    w_out_stride,
+):  # fmt: skip
+    """The residues of both operands as `native.amx_products` takes them: x as rows, w as panels of 16 bands.
+
+    Units: groups of 16 bands of x, then the panels of w; out_terms is a multiple of 64; other arguments, once for each
+    operand, as for `int8_residues_block`.
+    """
+    prefer_widest_vectors()
+    limbs, lowest, words = stack_float32s(_KEPT), stack_integers(CHUNK), stack_words(CHUNK)
+    x, w = (
+        (x_at, x_stride, x_rows_at, x_scan_at, x_bands, x_folded_count),
+        (w_at, w_stride, w_rows_at, w_scan_at, w_bands, w_folded_count),
+    )
+    groups = (x_bands + PANEL - 1) // PANEL
+    for unit in range(start, stop):
+        if unit < groups:
+            first = unit * PANEL
+            end = min(first + PANEL, x_bands)
+            _fill_rows(first, end, x, terms, count, x_out_at, out_terms, x_out_stride, limbs, lowest)
+        else:
+            _fill_panel(unit - groups, w, terms, count, w_out_at, out_terms, w_out_stride, limbs, lowest, words)

@@ -62,6 +62,17 @@ def add_in_any_order(typing_context, total, term):
 
 
 @intrinsic
+def multiply_add(typing_context, a, b, c):
+    """a * b + c of float32, in one rounding or two as the processor likes: for values where both give what is asked."""
+
+    def generate(context, builder, signature, arguments):
+        a, b, c = arguments
+        return builder.fadd(builder.fmul(a, b, flags=("contract",)), c, flags=("contract",))
+
+    return types.float32(types.float32, types.float32, types.float32), generate
+
+
+@intrinsic
 def larger_word(typing_context, a, b):
     """The larger of two int32: one instruction for eight of them, where Numba would widen to int64."""
 
