@@ -52,7 +52,13 @@ def bisect() -> str:
     result = load("demo-cpu.json")
     return (
         "`det-lightning demo --flip secret` flips one bit of one weight at a place that is drawn in another process, and "
-        "finds it from the two ledgers:\n\n" + block(result["flip"]["output"]) + f"\n\n<sub>{origin(result)}</sub>"
+        "finds it from the two ledgers:\n\n" + block(result["flip"]["output"]) + f"\n\n<sub>{origin(result)}</sub>\n\n"
+        "With `--replay` the step is run again on both sides, twice, down to the first operation that differs; `--html` and "
+        "`--png` write a report. Here one pixel of one sample was changed (`examples/digits.py --pixel 700`):\n\n"
+        "![Loss curves of two runs, their distance, the tensors that agree and differ at every step, and the pixel that was "
+        "changed](docs/bisect.png)\n\n"
+        "[docs/bisect.md](docs/bisect.md) goes on: checkpoints of stock Lightning, two versions of the code, `git bisect`, "
+        "guards that stop a run, golden runs for continuous integration."
     )
 
 

@@ -21,16 +21,19 @@ def write_png(report: Report, path: Path) -> None:
 
     rows = report.map.rows[:_MOST_ROWS]
     lines = [part for line in _words(report) for part in wrap(line, 150, subsequent_indent="    ") or [""]]
-    heights = [2.6, 1.1, 0.6 + 0.16 * max(len(rows), 4), 0.3 + 0.17 * len(lines)]
-    figure = Figure(figsize=(13, sum(heights) + 1.6), dpi=110, layout="constrained")
-    losses, apart, tensors, words = figure.subplots(4, 1, gridspec_kw={"height_ratios": heights})
+    heights = [2.6, 1.1, 0.6 + 0.16 * max(len(rows), 4)]
+    pictures, below = sum(heights) + 1.6, 0.3 + 0.17 * len(lines)  # inches
+    figure = Figure(figsize=(13, pictures + below), dpi=110, layout="constrained")
+    figure.get_layout_engine().set(rect=(0, below / (pictures + below), 1, pictures / (pictures + below)))
+    losses, apart, tensors = figure.subplots(3, 1, gridspec_kw={"height_ratios": heights})
     step = None if report.comparison.first is None else report.comparison.first.step
     figure.suptitle(visible(report.comparison.reason), color=_INK, fontsize=13)
     _draw_losses(report, losses, apart, step)
     _draw_map(report, rows, tensors, step)
-    words.axis("off")
-    words.set_in_layout(False)
-    words.text(0, 1, "\n".join(lines), va="top", family="monospace", fontsize=8.5, color=_INK, parse_math=False)
+    figure.text(
+        0.01, (below - 0.1) / (pictures + below), "\n".join(lines), va="top", family="monospace", fontsize=8.5,
+        color=_INK, parse_math=False, in_layout=False,
+    )  # fmt: skip
     figure.savefig(path, format="png")
 
 
@@ -57,7 +60,7 @@ def _draw_losses(report: Report, losses: Any, apart: Any, step: int | None) -> N
             axes.axvline(step, color=_BAD, linestyle="--", linewidth=1)
     if step is not None:
         losses.annotate(
-            f"first divergence: step {step}", (step, 1), xycoords=("data", "axes fraction"), xytext=(5, -14),
+            f"first divergence: step {step}", (step, 0), xycoords=("data", "axes fraction"), xytext=(5, 6),
             textcoords="offset points", color=_BAD,
         )  # fmt: skip
 

@@ -50,7 +50,7 @@ def loss_picture(curves: tuple[LossCurve, LossCurve], divergence: int | None) ->
         end = x > _WIDTH - 220
         parts.append(f'<line class="mark" x1="{x:.1f}" x2="{x:.1f}" y1="{top}" y2="{bottom}"/>')
         anchor = f'x="{x - 6:.1f}" text-anchor="end"' if end else f'x="{x + 6:.1f}"'
-        parts.append(f'<text class="marked" {anchor} y="{top + 24}">first divergence: step {divergence}</text>')
+        parts.append(f'<text class="marked" {anchor} y="{top + height - 6}">first divergence: step {divergence}</text>')
     return _svg(bottom + 36, parts, "Losses of both runs over the steps")
 
 
