@@ -3,10 +3,11 @@
 import torch
 from torch.autograd.function import once_differentiable
 
+from ..arithmetic.formats import NB
 from ..errors import InputError
 from ..kernels.dispatch import check_tensor, kernels_of
-from .digits import output_form
-from .gemm import ENGINES, compute_gemm, det_gemm
+from .digits import output_form, zero_digits
+from .gemm import ENGINES, compute_gemm, det_gemm, det_gemm_partial
 from .registration import is_traced
 
 
@@ -19,21 +20,55 @@ def det_matmul(
     strides and sizes. Returns `dtype` (None: float32). `engine` as for `det_gemm`. Raises InputError for other dtypes,
     devices or shapes.
     """
-    check_tensor("det_matmul", "a", a)
-    check_tensor("det_matmul", "b", b)
+    left, right = _as_matrices("det_matmul", a, b)
     dtype = torch.float32 if dtype is None else dtype
     output_form("det_matmul", dtype)
-    left = a.unsqueeze(0) if a.dim() == 1 else a
-    right = b.unsqueeze(1) if b.dim() == 1 else b
-    if a.dim() == 0 or b.dim() == 0 or left.shape[-1] != right.shape[-2]:
-        raise InputError(
-            f"det_matmul: a is {list(a.shape)} and b is {list(b.shape)}; the last dimension of a must be the last but "
-            f"one of b (the only one of a vector)"
-        )
     out = _batched(left, right, a, b, dtype, engine)
     if a.dim() == 1:
         out = out.squeeze(-2)
     return out.squeeze(-1) if b.dim() == 1 else out
+
+
+def det_matmul_partial(a: torch.Tensor, b: torch.Tensor, *, engine: str = "auto") -> torch.Tensor:
+    """The exact `torch.matmul(a, b)` as canonical digits: int64 [..., M, N, NB] without the dimensions that vectors lack.
+
+    Shards of K add up: `det_finalize(det_combine([...]))` of their digits is `det_matmul` of the whole. Arguments and
+    errors as for `det_matmul`.
+    """
+    left, right = _as_matrices("det_matmul_partial", a, b)
+    sizes = _leading_sizes("det_matmul_partial", left, right, a, b)
+    rows, terms, columns = left.shape[-2], left.shape[-1], right.shape[-1]
+    lefts = left.expand(*sizes, rows, terms).reshape(sizes.numel(), rows, terms)
+    rights = right.expand(*sizes, terms, columns).reshape(sizes.numel(), terms, columns)
+    parts = [det_gemm_partial(x, y.t(), engine=engine) for x, y in zip(lefts, rights, strict=True)]
+    digits = torch.stack(parts) if parts else zero_digits((0, rows, columns), device=a.device)
+    digits = digits.view(*sizes, rows, columns, NB)
+    if a.dim() == 1:
+        digits = digits.squeeze(-3)
+    return digits.squeeze(-2) if b.dim() == 1 else digits
+
+
+def _as_matrices(operation: str, a: torch.Tensor, b: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """[..., M, K] and [..., K, N]: a vector is one row or one column."""
+    check_tensor(operation, "a", a)
+    check_tensor(operation, "b", b)
+    left = a.unsqueeze(0) if a.dim() == 1 else a
+    right = b.unsqueeze(1) if b.dim() == 1 else b
+    if a.dim() == 0 or b.dim() == 0 or left.shape[-1] != right.shape[-2]:
+        raise InputError(
+            f"{operation}: a is {list(a.shape)} and b is {list(b.shape)}; the last dimension of a must be the last but "
+            f"one of b (the only one of a vector)"
+        )
+    return left, right
+
+
+def _leading_sizes(operation: str, left, right, a, b) -> torch.Size:
+    try:
+        return torch.broadcast_shapes(left.shape[:-2], right.shape[:-2])
+    except RuntimeError as error:
+        raise InputError(
+            f"{operation}: a is {list(a.shape)} and b is {list(b.shape)}; their leading dimensions do not broadcast"
+        ) from error
 
 
 def _batched(left, right, a, b, dtype, engine) -> torch.Tensor:
@@ -50,12 +85,7 @@ def _batched(left, right, a, b, dtype, engine) -> torch.Tensor:
         return det_gemm(flat, right.t(), dtype=dtype, engine=engine).view(*left.shape[:-1], columns)
     sizes = left.shape[:-2]
     if sizes != right.shape[:-2]:
-        try:
-            sizes = torch.broadcast_shapes(sizes, right.shape[:-2])
-        except RuntimeError as error:
-            raise InputError(
-                f"det_matmul: a is {list(a.shape)} and b is {list(b.shape)}; their leading dimensions do not broadcast"
-            ) from error
+        sizes = _leading_sizes("det_matmul", left, right, a, b)
     lefts = left.expand(*sizes, rows, terms).reshape(sizes.numel(), rows, terms)
     rights = right.expand(*sizes, terms, columns).reshape(sizes.numel(), terms, columns)
     return _products(lefts, rights.transpose(1, 2), dtype, engine).view(*sizes, rows, columns)
