@@ -229,3 +229,17 @@ def test_the_order_of_terms_does_change_plain_float32():
     order = torch.randperm(200, generator=torch.Generator().manual_seed(1))
     with pytest.raises(AssertionError, match="ulps apart"):
         assert_same_bits(x[:, order] @ w[:, order].T, x @ w.T)
+
+
+@every_engine
+def test_scratch_memory_stays_under_its_bound(engine, monkeypatch):
+    x, w = torch.randn(300, 700), torch.randn(200, 700)
+    expected, taken = det_gemm(x, w, engine=engine), []
+    kept = launcher.workspace
+    monkeypatch.setattr(launcher, "workspace", lambda needed: taken.append(needed) or kept(needed))
+    bound = 1 << 20
+    assert_same_bits(det_gemm(x, w, engine=engine, scratch_bytes=bound), expected)
+    assert taken and max(taken) <= bound
+    assert engine == "long_accumulator" or len(taken) > 4
+    det_gemm(x, w, engine=engine)
+    assert engine == "long_accumulator" or max(taken) > bound  # without the bound one tile takes more
