@@ -103,9 +103,6 @@ def kernels_of(family: str) -> _Family:
     return _Family(family)
 
 
-cpu_kernels = kernels_of
-
-
 def tensor_lanes(tensor: torch.Tensor) -> tuple[int, int]:
     """The two digest lanes of `tensor` (`arithmetic.tensor_digest`): any dtype, any strides, row-major order.
 

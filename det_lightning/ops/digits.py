@@ -12,7 +12,7 @@ from ..arithmetic.formats import FORMATS, NB, Format
 from ..arithmetic.long_accumulator import finalize as finalize_state
 from ..arithmetic.long_accumulator import fraction_of
 from ..errors import InputError
-from ..kernels.dispatch import check_device, cpu_kernels
+from ..kernels.dispatch import check_device, kernels_of
 from .registration import is_traced
 
 _FORMS = {torch.float32: FORMATS["float32"], torch.bfloat16: FORMATS["bfloat16"], torch.float16: FORMATS["float16"]}
@@ -66,7 +66,7 @@ def det_combine(states: Sequence[torch.Tensor]) -> torch.Tensor:
 def normalise_digits(acc: torch.Tensor) -> torch.Tensor:
     """A canonical copy of `acc` [..., NB]: digits 0..16 in [0, 2^32), digit 17 signed, the same value and counts."""
     check_states("normalise_digits", "acc", acc)
-    return cpu_kernels("reduction").normalise(acc.clone(memory_format=torch.contiguous_format))
+    return kernels_of("reduction").normalise(acc.clone(memory_format=torch.contiguous_format))
 
 
 def det_finalize(acc: torch.Tensor, *, dtype: torch.dtype = torch.float32, denominator: int = 1) -> torch.Tensor:
@@ -92,7 +92,7 @@ def compute_finalize(acc: torch.Tensor, dtype: torch.dtype, denominator: int) ->
         )
     acc = acc.contiguous()
     if denominator < 1 << 31:
-        return cpu_kernels("reduction").finalize(acc, form, int(denominator))
+        return kernels_of("reduction").finalize(acc, form, int(denominator))
     # Counts beyond 2^31 are rare: the definition itself computes them.
     patterns = [finalize_state(state, form, denominator) for state in acc.view(-1, NB).tolist()]
     signed = [p - (1 << form.bits) if p & form.sign_bit else p for p in patterns]

@@ -4,7 +4,7 @@ import torch
 
 from ..arithmetic.formats import NB
 from ..errors import InputError
-from ..kernels.dispatch import check_tensor, cpu_kernels
+from ..kernels.dispatch import check_tensor, kernels_of
 from .digits import det_finalize, output_form
 from .reduction import Dim, det_sum_partial, reduced_dims
 
@@ -37,7 +37,7 @@ def sum_of_squares_digits(x: torch.Tensor, dim: Dim = None) -> torch.Tensor:
     kept = [d for d in range(x.dim()) if d not in reduced]
     shape = [x.shape[d] for d in kept]
     rows = x.permute(*kept, *reduced).reshape(torch.Size(shape).numel(), -1 if x.numel() else 0)
-    return cpu_kernels("binned_sum").sum_rows("squares", rows).view(*shape, NB)
+    return kernels_of("binned_sum").sum_rows("squares", rows).view(*shape, NB)
 
 
 def det_sum_of_squares(
@@ -68,7 +68,7 @@ def dot_digits(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
             f"dot_digits: a is {list(a.shape)} and b is {list(b.shape)}; their leading dimensions do not broadcast"
         ) from error
     rows = [t.expand(*sizes, t.shape[-1]).reshape(sizes.numel(), t.shape[-1]) for t in (a, b)]
-    return cpu_kernels("binned_sum").sum_rows("products", *rows).view(*sizes, NB)
+    return kernels_of("binned_sum").sum_rows("products", *rows).view(*sizes, NB)
 
 
 def det_dot(a: torch.Tensor, b: torch.Tensor, *, dtype: torch.dtype | None = None) -> torch.Tensor:

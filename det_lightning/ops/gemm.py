@@ -7,7 +7,7 @@ import torch
 
 from ..arithmetic.formats import NB
 from ..errors import InputError
-from ..kernels.dispatch import check_tensor, cpu_kernels
+from ..kernels.dispatch import check_tensor, kernels_of
 from .digits import check_states, output_form, zero_digits
 from .registration import is_traced
 
@@ -68,7 +68,7 @@ def compute_gemm(
             )
     form = output_form("det_gemm", torch.float32 if dtype is None else dtype)
     bound = {} if scratch_bytes is None else {"scratch_bytes" if x.is_cpu else "workspace_bytes": scratch_bytes}
-    return cpu_kernels("gemm").gemm(x, w, bias, form, engine, **bound)
+    return kernels_of("gemm").gemm(x, w, bias, form, engine, **bound)
 
 
 def det_gemm_partial(x: torch.Tensor, w: torch.Tensor, *, engine: str = "auto") -> torch.Tensor:
@@ -82,9 +82,9 @@ def compute_gemm_partial(x: torch.Tensor, w: torch.Tensor, engine: str) -> torch
     """`det_gemm_partial` on plain tensors."""
     check_operands("det_gemm_partial", x, w, engine)
     digits = zero_digits((x.shape[0], w.shape[0]), device=x.device)
-    cpu_kernels("gemm").add_gemm_digits(digits, x, w, engine)
+    kernels_of("gemm").add_gemm_digits(digits, x, w, engine)
     # On the CPU they are canonical already.
-    return digits if digits.is_cpu else cpu_kernels("reduction").normalise(digits)
+    return digits if digits.is_cpu else kernels_of("reduction").normalise(digits)
 
 
 def add_gemm_digits(digits: torch.Tensor, x: torch.Tensor, w: torch.Tensor, *, engine: str = "auto") -> None:
@@ -109,6 +109,6 @@ def compute_add_gemm_digits(digits: torch.Tensor, x: torch.Tensor, w: torch.Tens
             f"{[x.shape[0], w.shape[0], NB]}"
         )
     target = digits if digits.is_contiguous() else digits.contiguous()
-    cpu_kernels("gemm").add_gemm_digits(target, x, w, engine)
+    kernels_of("gemm").add_gemm_digits(target, x, w, engine)
     if target is not digits:
         digits.copy_(target)

@@ -4,7 +4,7 @@ import torch
 
 from ..arithmetic.formats import NB
 from ..errors import InputError
-from ..kernels.dispatch import check_tensor, cpu_kernels
+from ..kernels.dispatch import check_tensor, kernels_of
 from .digits import check_states, output_form
 from .registration import is_traced
 
@@ -61,7 +61,7 @@ def _sum_states(operation: str, x: torch.Tensor, dim: Dim) -> torch.Tensor:
     sizes = list(x.shape)
     count = len(reduced)
     outer, n, inner = (_product(s) for s in (sizes[:first], sizes[first : first + count], sizes[first + count :]))
-    return cpu_kernels("reduction").sum_states(x.reshape(outer, n, inner)).view(*shape, NB)
+    return kernels_of("reduction").sum_states(x.reshape(outer, n, inner)).view(*shape, NB)
 
 
 def _product(sizes: list[int]) -> int:
@@ -110,7 +110,7 @@ def compute_sum(x: torch.Tensor, dim: Dim, keepdim: bool, dtype: torch.dtype | N
     check_tensor("det_sum", "x", x)
     form = output_form("det_sum", x.dtype if dtype is None else dtype)
     states = _sum_states("det_sum", x, dim)
-    out = cpu_kernels("reduction").finalize(states, form, 1)
+    out = kernels_of("reduction").finalize(states, form, 1)
     if keepdim:
         reduced = reduced_dims("det_sum", x, dim)
         out = out.view([1 if d in reduced else size for d, size in enumerate(x.shape)])
@@ -120,4 +120,4 @@ def compute_sum(x: torch.Tensor, dim: Dim, keepdim: bool, dtype: torch.dtype | N
 def sum_of_squares_partial(x: torch.Tensor) -> torch.Tensor:
     """The exact sum of squares of all elements as one canonical state: int64 [NB]. Errors as for `det_sum`."""
     check_tensor("sum_of_squares_partial", "x", x)
-    return cpu_kernels("reduction").sum_of_squares_state(x)
+    return kernels_of("reduction").sum_of_squares_state(x)

@@ -9,7 +9,7 @@ from torch.overrides import handle_torch_function, has_torch_function
 
 from ..arithmetic.formats import NB
 from ..errors import InputError
-from ..kernels.dispatch import check_tensor, cpu_kernels
+from ..kernels.dispatch import check_tensor, kernels_of
 from .digits import check_states, output_form
 
 
@@ -45,7 +45,7 @@ def add_index_digits(digits: torch.Tensor, index: torch.Tensor, source: torch.Te
     index = _check_index("add_index_digits", index, digits.shape[0])
     target = digits.contiguous()
     columns = digits.shape[1:-1].numel()
-    cpu_kernels("scatter").add_index_digits(
+    kernels_of("scatter").add_index_digits(
         target.view(digits.shape[0], columns, NB), index, source.reshape(index.numel(), columns)
     )
     if target is not digits:
@@ -73,7 +73,7 @@ def det_index_add(
     index = _check_index("det_index_add", index, x.shape[dim])
     rows, terms = x.movedim(dim, 0), source.movedim(dim, 0)
     columns = rows.shape[1:].numel()
-    out = cpu_kernels("scatter").index_sum(
+    out = kernels_of("scatter").index_sum(
         rows.reshape(rows.shape[0], columns), index, terms.reshape(terms.shape[0], columns), rows.shape[0], form
     )
     return out.view(rows.shape).movedim(0, dim)
@@ -109,7 +109,7 @@ def det_scatter_add(
         along = index if d == dim else own
         places = places + along * step
         step *= x.shape[d]
-    out = cpu_kernels("scatter").index_sum(
+    out = kernels_of("scatter").index_sum(
         x.reshape(-1, 1), places.reshape(-1).contiguous(), source.reshape(-1, 1), x.numel(), form
     )
     return out.view(x.shape)
@@ -129,7 +129,7 @@ def embedding_gradient(
     """
     index, source = _embedding_terms("embedding_gradient", gradient, indices, rows, padding_idx)
     form = output_form("embedding_gradient", gradient.dtype if dtype is None else dtype)
-    return cpu_kernels("scatter").index_sum(None, index, source, rows, form)
+    return kernels_of("scatter").index_sum(None, index, source, rows, form)
 
 
 def add_embedding_digits(

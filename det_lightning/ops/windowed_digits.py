@@ -21,7 +21,7 @@ from ..arithmetic.windowed_digits import (
     words_for,
 )
 from ..errors import InputError
-from ..kernels.dispatch import cpu_kernels
+from ..kernels.dispatch import kernels_of
 from .digits import check_states, det_combine, det_finalize, output_form
 
 
@@ -37,7 +37,7 @@ def window_bounds(digits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     window for all of them.
     """
     check_states("window_bounds", "digits", digits)
-    return cpu_kernels("windowed_digits").bounds(digits.contiguous(), _rows(digits.shape[:-1]))
+    return kernels_of("windowed_digits").bounds(digits.contiguous(), _rows(digits.shape[:-1]))
 
 
 def window_for(low: torch.Tensor, high: torch.Tensor) -> tuple[torch.Tensor, int]:
@@ -111,7 +111,7 @@ class WindowedDigits:
         if base is None:
             base, words = window_for(*window_bounds(digits))
         result = cls.zeros(shape, base, words)
-        kernels = cpu_kernels("windowed_digits")
+        kernels = kernels_of("windowed_digits")
         if not kernels.from_states(digits, base, result._planes()):
             low, high = window_bounds(digits)
             used = low <= high
@@ -127,14 +127,14 @@ class WindowedDigits:
     def to_digits(self) -> torch.Tensor:
         """The same values as canonical full digits: int64 [*shape, NB]."""
         digits = torch.zeros((*self.shape, NB), dtype=torch.int64, device=self.words.device)
-        cpu_kernels("windowed_digits").add_to_states(self._planes(), self.base, digits)
+        kernels_of("windowed_digits").add_to_states(self._planes(), self.base, digits)
         if self.specials is not None:
             digits[..., DIGITS:] = self.specials
         return digits
 
     def normalise_(self) -> "WindowedDigits":
         """Carry in place: every word comes into [-2^25, 2^25), with one more word if the last one is outside."""
-        if not cpu_kernels("windowed_digits").carry(self._planes()):
+        if not kernels_of("windowed_digits").carry(self._planes()):
             self._replace(torch.zeros_like(self.base), self.words.shape[0] + 1)
         self.states = 1
         return self
@@ -159,7 +159,7 @@ class WindowedDigits:
 
     def _replace(self, lower_by: torch.Tensor, count: int) -> None:
         """Move to other bases; where leading words turn out to hold something, take more."""
-        kernels = cpu_kernels("windowed_digits")
+        kernels = kernels_of("windowed_digits")
         while count <= MAXIMUM_WORDS:
             out = torch.empty((count, *self.shape), dtype=torch.int32, device=self.words.device)
             if kernels.grow(self._planes(), lower_by, out.view(count, -1)):
@@ -236,7 +236,7 @@ def round_sum(
         digits = det_combine([part.to_digits() for part in parts])
         return out.copy_(det_finalize(digits, dtype=out.dtype, denominator=denominator))
     planes = [part._planes() for part in parts]
-    cpu_kernels("windowed_digits").round_sum(planes, parts[0].base, form, int(denominator), out)
+    kernels_of("windowed_digits").round_sum(planes, parts[0].base, form, int(denominator), out)
     counted = [part.specials for part in parts if part.specials is not None]
     if counted:
         counts = torch.stack(counted).sum(dim=0)
@@ -257,7 +257,7 @@ def round_parts(parts: torch.Tensor, base: torch.Tensor, *, dtype: torch.dtype, 
     form = output_form("round_parts", dtype)
     planes = [part.view(part.shape[0], -1) for part in parts]
     out = torch.empty(parts.shape[2:], dtype=dtype, device=parts.device)
-    cpu_kernels("windowed_digits").round_sum(planes, base, form, denominator, out)
+    kernels_of("windowed_digits").round_sum(planes, base, form, denominator, out)
     return out
 
 
