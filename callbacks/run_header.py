@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from blake3 import blake3
 
-from det_lightning.kernels.dispatch import cpu_kernels
+from det_lightning.kernels.dispatch import kernels_of
 from det_lightning.ledger.record import canonical_json, float_bits, with_float_bits
 
 CONTRACT_VERSION = 1
@@ -59,7 +59,7 @@ def environment(trainer: Any) -> dict[str, Any]:
         "platform": platform.platform(),
         "python": platform.python_version(),
         "versions": {name: found for name in _PACKAGES if (found := _version(name))},
-        "kernels": cpu_kernels("machine_code").source_digest(),
+        "kernels": kernels_of("machine_code").source_digest(),
         "deterministic_algorithms": torch.are_deterministic_algorithms_enabled(),
         "git": _git(),
     }
