@@ -22,7 +22,7 @@ from det_lightning.arithmetic.windowed_digits import HIGHEST_BASE, LOWEST_BASE, 
 from det_lightning.distributed.buckets import BLOCK
 from det_lightning.distributed.local_sum import LocalSum, windows_on
 from det_lightning.errors import DetError, InputError
-from det_lightning.ops.quotient import det_quotient
+from det_lightning.ops.quotient import det_quotient, odd_part
 from det_lightning.ops.windowed_digits import WindowedDigits, round_parts, window_bounds
 
 Stages = Generator[Any, None, torch.Tensor]
@@ -190,15 +190,10 @@ def _rounded_parts(
     """RN(sum of parts / denominator); parts: int32 [parts, count, blocks, BLOCK], words of one window."""
     if denominator > 0:
         # The denominator's powers of two move the base.
-        shift = _trailing_zeros(denominator.numerator) - (denominator.denominator.bit_length() - 1)
-        odd = denominator / Fraction(2) ** shift
+        odd, shift = odd_part(denominator)
         if odd < _FAST_INTEGER and edges[0] - shift >= LOWEST_BASE and edges[1] - shift <= HIGHEST_BASE:
-            return round_parts(parts, base - shift, dtype=dtype, denominator=int(odd))
+            return round_parts(parts, base - shift, dtype=dtype, denominator=odd)
     total = WindowedDigits(base, parts[0], states=states).to_digits()
     for part in parts[1:]:
         total += WindowedDigits(base, part, states=states).to_digits()
     return det_quotient(total, denominator, dtype=dtype)
-
-
-def _trailing_zeros(value: int) -> int:
-    return (value & -value).bit_length() - 1

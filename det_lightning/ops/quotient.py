@@ -47,8 +47,7 @@ def det_quotient(
         )
     if denominator.denominator == 1 and denominator < _FAST_INTEGER:
         return det_finalize(digits, dtype=dtype, denominator=int(denominator))
-    exponent = _trailing_zeros(denominator.numerator) - (denominator.denominator.bit_length() - 1)
-    odd = int(denominator / Fraction(2) ** exponent)
+    odd, exponent = odd_part(denominator)
     flat = digits.reshape(-1, NB)
     out = torch.empty(len(flat), dtype=dtype, device=digits.device)
     for first in range(0, len(flat), _CHUNK):
@@ -138,5 +137,8 @@ def _two_product(a: torch.Tensor, b: float) -> tuple[torch.Tensor, torch.Tensor]
     return p, ((a_high * b_high - p) + a_high * b_low + a_low * b_high) + a_low * b_low
 
 
-def _trailing_zeros(value: int) -> int:
-    return (value & -value).bit_length() - 1
+def odd_part(denominator: Fraction) -> tuple[int, int]:
+    """(odd, exponent) with denominator = odd * 2^exponent. Requires: positive, an integer times a power of two."""
+    numerator = denominator.numerator
+    zeros = (numerator & -numerator).bit_length() - 1
+    return numerator >> zeros, zeros - (denominator.denominator.bit_length() - 1)
