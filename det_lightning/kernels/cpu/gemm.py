@@ -100,14 +100,10 @@ def _takes_int8(x: Scan, w: Scan, terms: int, engine: str) -> bool:
                 "engine is 'int8', but int8 products of this processor and torch saturate or are missing (torch._int_mm "
                 "failed the self-test); use 'auto' or 'float64', which give the same bits"
             )
-        gemm_float64.note_openmp_threads()
         return True
-    if engine != "auto" or not gemm_int8.is_worth_starting(x, w, terms) or gemm_float64.lost_openmp_threads():
-        return False
-    if not gemm_int8.is_fast():
-        return False
-    gemm_float64.note_openmp_threads()
-    return True
+    return (
+        engine == "auto" and gemm_int8.is_worth_starting(x, w, terms) and gemm_int8.is_usable() and gemm_int8.is_fast()
+    )
 
 
 def gemm(

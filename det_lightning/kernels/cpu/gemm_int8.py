@@ -13,6 +13,7 @@ from llvmlite import binding
 
 from ...arithmetic.residue_int8 import MAXIMUM_MODULI, MAXIMUM_TERMS, capacity
 from . import amx
+from .gemm_float64 import lost_openmp_threads, note_openmp_threads
 from .machine_code import Kernel
 from .scan import Scan
 from .threads import run_blocks
@@ -57,6 +58,11 @@ def is_fast() -> bool:
     """Whether the processor has int8 dot products and those that the engine takes are exact."""
     features = binding.get_host_cpu_features()
     return any(features.get(name) for name in _FAST_FEATURES) and products_are_exact()
+
+
+def is_usable() -> bool:
+    """Whether the products need no OpenMP threads, or this process has those of the library."""
+    return amx.is_available() or not lost_openmp_threads()
 
 
 def moduli_count(x: Scan, w: Scan, terms: int, engine: str) -> int:
@@ -113,6 +119,7 @@ def residue_products(x: Scan, w: Scan, terms: int, count: int, memory: Cutter) -
             _residues_block, scan.bands, count * scan.bands * terms // 4,
             terms, *scan.operand, folded, count, out.data_ptr(), depth, out.stride(0),
         )  # fmt: skip
+    note_openmp_threads()
     for x_residues, w_residues, target in zip(left, right, sums, strict=True):
         torch._int_mm(x_residues, w_residues.t(), out=target)
     return sums
