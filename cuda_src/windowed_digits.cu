@@ -1,7 +1,7 @@
 // architectures: sm_80 sm_89 sm_90 sm_100 sm_120
 // windowed digits: from and to full states, carrying, growing, rounding. Mirrors arithmetic/windowed_digits.py.
 //
-// words: int32 [count, elements], planes `plane` words apart; element e has base bases[e / columns]. Launch: one thread an
+// words: int32 [count, elements], planes `plane` words apart; element e has base bases[row_of(e, columns)]. Launch: one thread an
 // element, but for windowed_bounds.
 
 #include "certified_rounding.cuh"
@@ -15,6 +15,12 @@ constexpr int MOST_WORDS_OF_128_BITS = 4;
 
 __device__ __forceinline__ int64 element_index() { return static_cast<int64>(blockIdx.x) * blockDim.x + threadIdx.x; }
 
+// e / columns, in 32 bits where that is enough: 64-bit division costs more than all else that is done to an element.
+__device__ __forceinline__ int64 row_of(int64 e, int64 columns) {
+    if ((e | columns) >> 32 == 0) return static_cast<uint32>(e) / static_cast<uint32>(columns);
+    return e / columns;
+}
+
 __device__ __forceinline__ void load_canonical(const int64* from, int64* state) {
     for (int place = 0; place < NB; place++) state[place] = from[place];
     normalise(state);
@@ -26,14 +32,16 @@ __device__ __forceinline__ uint32 digit_at(const int64* state, int64 j) {
     return static_cast<uint32>(j == DIGITS ? state[DIGITS - 1] >> 32 : state[DIGITS - 1] >> 63);
 }
 
-// low[row], high[row]: the values of a row are multiples of 2^low, smaller in magnitude than 2^high. Grid (rows, parts);
-// low and high hold NOTHING and -NOTHING at entry.
-extern "C" __global__ void windowed_bounds(const int64* states, int64 columns, int64* low, int64* high) {
+// needs[row] = high, needs[rows + row] = -low: the values of a row are multiples of 2^low, smaller in magnitude than 2^high.
+// needs[2 rows] becomes 1 if a state counts special values. Grid (rows, parts); at entry needs holds -NOTHING, last 0.
+extern "C" __global__ void windowed_needs(const int64* states, int64 columns, int64* needs) {
     int64 lowest = NOTHING, highest = -NOTHING;
+    bool special = false;
     int64 stride = static_cast<int64>(gridDim.y) * blockDim.x;
     for (int64 e = static_cast<int64>(blockIdx.y) * blockDim.x + threadIdx.x; e < columns; e += stride) {
         int64 state[NB];
         load_canonical(states + (blockIdx.x * columns + e) * NB, state);
+        for (int place = DIGITS; place < NB; place++) special |= state[place] != 0;
         int j = 0;
         while (j < DIGITS && state[j] == 0) j++;
         if (j == DIGITS) continue;
@@ -49,21 +57,38 @@ extern "C" __global__ void windowed_bounds(const int64* states, int64 columns, i
         highest = max(highest, __shfl_xor_sync(0xffffffffu, highest, distance));
     }
     if (threadIdx.x % 32 == 0 && lowest <= highest) {
-        atomicMin(low + blockIdx.x, lowest);
-        atomicMax(high + blockIdx.x, highest);
+        atomicMax(needs + blockIdx.x, highest);
+        atomicMax(needs + gridDim.x + blockIdx.x, -lowest);
     }
+    if (special) needs[2 * gridDim.x] = 1;
 }
 
-// words = the values of states; misfits[0] becomes 1 if one lies outside the window.
+// What all ranks agreed on: base[row] = low, 0 for a row of zeros; facts: the widest row in bits (-1: nothing but zeros),
+// minus the lowest base, the highest base. At entry facts holds -1, -NOTHING, -NOTHING.
+extern "C" __global__ void windowed_agree(const int64* needs, int64* base, int64* facts, int64 rows) {
+    int64 row = element_index();
+    if (row >= rows) return;
+    int64 high = needs[row], low = -needs[rows + row];
+    bool used = low <= high;
+    base[row] = used ? low : 0;
+    if (used) atomicMax(facts, high - low);
+    atomicMax(facts + 1, used ? -low : 0);
+    atomicMax(facts + 2, used ? low : 0);
+}
+
+// words = the values of states; misfits[0] becomes 1 if one lies outside the window. The elements are cut into equal
+// shares whose words lie `apart` from each other.
 extern "C" __global__ void windowed_from_states(
-    const int64* states, int64 columns, const int64* bases, int* words, int64 plane, int64 count, int64* misfits,
-    int64 elements
+    const int64* states, int64 columns, const int64* bases, int* words, int64 plane, int64 count, int64 share, int64 apart,
+    int64* misfits, int64 elements
 ) {
     int64 e = element_index();
     if (e >= elements) return;
+    int64 cut = row_of(e, share);
+    int* target = words + cut * apart + e - cut * share;
     int64 state[NB];
     load_canonical(states + e * NB, state);
-    int64 place = bases[e / columns] - LOWEST_EXPONENT, j = place >> 5;
+    int64 place = bases[row_of(e, columns)] - LOWEST_EXPONENT, j = place >> 5;
     int r = place & 31;
     int64 below = j < DIGITS ? state[j] & ((1ll << r) - 1) : 0;
     for (int k = 0; k < DIGITS && k < j; k++) below |= state[k];
@@ -72,7 +97,7 @@ extern "C" __global__ void windowed_from_states(
         uint64 two = static_cast<uint64>(digit_at(state, j + 1)) << 32 | digit_at(state, j);
         int64 field = static_cast<int64>(two >> r & (RADIX - 1)) + carry;
         carry = field >= HALF;
-        words[word * plane + e] = static_cast<int>(field - (carry << WORD_BITS));
+        target[word * plane] = static_cast<int>(field - (carry << WORD_BITS));
         place += WORD_BITS;
         j = place >> 5, r = place & 31;
     }
@@ -107,7 +132,7 @@ extern "C" __global__ void windowed_add_to_states(
     if (e >= elements) return;
     int64 state[NB];
     load_canonical(states + e * NB, state);
-    add_words(state, words, plane, count, e, bases[e / columns]);
+    add_words(state, words, plane, count, e, bases[row_of(e, columns)]);
     normalise(state);
     for (int place = 0; place < NB; place++) states[e * NB + place] = state[place];
 }
@@ -120,7 +145,7 @@ extern "C" __global__ void windowed_grow(
 ) {
     int64 e = element_index();
     if (e >= elements) return;
-    int64 shift = lower_by[e / columns], skipped = shift / WORD_BITS;
+    int64 shift = lower_by[row_of(e, columns)], skipped = shift / WORD_BITS;
     int r = static_cast<int>(shift % WORD_BITS);
     bool misfit = false;
     for (int64 word = 0; word < min(skipped, out_count); word++) out[word * out_plane + e] = 0;
@@ -149,55 +174,72 @@ extern "C" __global__ void windowed_carry(int* words, int64 plane, int64 count, 
     if (carry) overflows[0] = 1;
 }
 
+// A divisor below 2^31 for division by multiplication (Moeller, Granlund, "Improved division by invariant integers", 2011):
+// normal = divisor * 2^shift in [2^31, 2^32), inverse = floor((2^64 - 1) / normal) - 2^32.
+struct Divisor {
+    uint32 normal, inverse;
+    int shift;
+};
+
+// (high 2^32 + low) / normal; `high` becomes the remainder. Requires: high < normal.
+__device__ __forceinline__ uint32 divide_two(uint32& high, uint32 low, Divisor divisor) {
+    uint64 estimate = static_cast<uint64>(divisor.inverse) * high + (static_cast<uint64>(high) << 32 | low);
+    uint32 quotient = static_cast<uint32>(estimate >> 32) + 1, remainder = low - quotient * divisor.normal;
+    if (remainder > static_cast<uint32>(estimate)) quotient--, remainder += divisor.normal;
+    if (remainder >= divisor.normal) quotient++, remainder -= divisor.normal;
+    high = remainder;
+    return quotient;
+}
+
 // |value| / divisor with every bit that a rounding could see: (quotient) * 2^exponent, its last bit set if anything is cut.
-// Requires: value != 0; 1 <= divisor < 2^31. Ensures: quotient < 2^127, at least 2^95 unless the division is by one.
-__device__ __forceinline__ unsigned __int128 divided(unsigned __int128 value, uint32 divisor, int& exponent) {
+// Requires: value != 0. Ensures: 2^94 <= quotient < 2^97.
+__device__ __forceinline__ unsigned __int128 divided(unsigned __int128 value, Divisor divisor, int& exponent) {
     uint64 high = static_cast<uint64>(value >> 64), low = static_cast<uint64>(value);
     int moved = (high ? __clzll(static_cast<int64>(high)) : 64 + __clzll(static_cast<int64>(low))) - 1;
     value <<= moved;
-    exponent -= moved;
+    exponent += divisor.shift - moved;
+    uint32 remainder = static_cast<uint32>(value >> 96);  // below 2^31, so below the divisor
     unsigned __int128 quotient = 0;
-    uint64 remainder = 0;
-    for (int limb = 3; limb >= 0; limb--) {
-        uint64 current = remainder << 32 | static_cast<uint32>(value >> (32 * limb));
-        quotient = quotient << 32 | current / divisor;
-        remainder = current % divisor;
-    }
+    for (int limb = 2; limb >= 0; limb--)
+        quotient = quotient << 32 | divide_two(remainder, static_cast<uint32>(value >> (32 * limb)), divisor);
     return quotient | (remainder != 0);
 }
 
 // out[e] = (the sum over operands of their values of element e) / denominator, rounded once.
-// table: int64 [operands, 2], the address of an operand's words and the distance of its planes; all share count and bases.
+// Operand i begins `distance` words behind operand i - 1; or, where `table` is not null, at table[2 i] with planes
+// table[2 i + 1] apart. All share count and bases; normal, inverse, shift: the Divisor of `denominator`.
 // Requires: 1 <= denominator < 2^31, 1 <= operands < 2^16, |words| <= 2^31.
 extern "C" __global__ void windowed_round(
-    const int64* table, int64 operands, int64 count, int64 columns, const int64* bases, void* out, int64 out_format,
-    int64 denominator, int64 elements
+    const int* words, int64 plane, int64 distance, const int64* table, int64 operands, int64 count, int64 columns,
+    const int64* bases, void* out, int64 out_format, int64 denominator, int64 normal, int64 inverse, int64 shift,
+    int64 elements
 ) {
     int64 e = element_index();
     if (e >= elements) return;
-    int code = static_cast<int>(out_format), exponent = static_cast<int>(bases[e / columns]);
+    int code = static_cast<int>(out_format), exponent = static_cast<int>(bases[row_of(e, columns)]);
     Format format = format_of(code);
+    auto operand = [&](int64 i) { return table ? reinterpret_cast<const int*>(table[2 * i]) : words + i * distance; };
+    auto plane_of = [&](int64 i) { return table ? table[2 * i + 1] : plane; };
     uint32 bits;
     if (count <= MOST_WORDS_OF_128_BITS) {
         // Below 2^(31 + 16 + 78 + 1).
         __int128 value = 0;
         for (int64 word = count - 1; word >= 0; word--) {
             int64 sum = 0;
-            for (int64 i = 0; i < operands; i++)
-                sum += reinterpret_cast<const int*>(table[2 * i])[word * table[2 * i + 1] + e];
+            for (int64 i = 0; i < operands; i++) sum += operand(i)[word * plane_of(i) + e];
             value = (value << WORD_BITS) + sum;
         }
         if (denominator != 1 && value != 0) {
             bool negative = value < 0;
             unsigned __int128 magnitude = negative ? -static_cast<unsigned __int128>(value) : static_cast<unsigned __int128>(value);
-            __int128 quotient = static_cast<__int128>(divided(magnitude, static_cast<uint32>(denominator), exponent));
+            Divisor divisor{static_cast<uint32>(normal), static_cast<uint32>(inverse), static_cast<int>(shift)};
+            __int128 quotient = static_cast<__int128>(divided(magnitude, divisor, exponent));
             value = negative ? -quotient : quotient;
         }
         round_within(value, exponent, 0.0f, format, bits);
     } else {
         int64 state[NB] = {};
-        for (int64 i = 0; i < operands; i++)
-            add_words(state, reinterpret_cast<const int*>(table[2 * i]), table[2 * i + 1], count, e, exponent);
+        for (int64 i = 0; i < operands; i++) add_words(state, operand(i), plane_of(i), count, e, exponent);
         bits = finalize(state, denominator, format);
     }
     store_bits(out, e, code, bits);

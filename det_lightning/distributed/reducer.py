@@ -150,6 +150,7 @@ class GradientReducer:
         self._wait()
         wait(work)
         used = used.tolist()
+        self._exchange.check()
         for number, bucket in enumerate(self.buckets):
             for place, offset in zip(bucket.places, bucket.offsets, strict=True):
                 if used[place]:
