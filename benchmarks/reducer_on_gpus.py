@@ -27,7 +27,7 @@ from det_lightning.ops.windowed_digits import WindowedDigits  # noqa: E402
 from det_lightning.strategies.given_ranks import free_port  # noqa: E402
 
 ELEMENTS, REPEATS = 120 << 20, 9
-BUCKETS = (BUCKET_ELEMENTS, 4 * BUCKET_ELEMENTS)
+BUCKETS = (BUCKET_ELEMENTS, 4 * BUCKET_ELEMENTS, 20 * BUCKET_ELEMENTS)
 
 
 def milliseconds(run, *arguments) -> float:
@@ -47,7 +47,7 @@ def stages(exchange: Exchange, needs: torch.Tensor, words: torch.Tensor):
     agreed = needs.clone()
     yield exchange.add(agreed, largest=True)
     base, facts = agreed_window(agreed)
-    _, minus_lowest, highest = facts.tolist()
+    _, _, minus_lowest, highest = facts.tolist()
     edges = (-minus_lowest, highest)
     return (yield from exchange.word_stages(words, base, edges, lambda: Fraction(24), torch.float32))
 

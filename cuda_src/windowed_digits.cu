@@ -32,6 +32,11 @@ __device__ __forceinline__ uint32 digit_at(const int64* state, int64 j) {
     return static_cast<uint32>(j == DIGITS ? state[DIGITS - 1] >> 32 : state[DIGITS - 1] >> 63);
 }
 
+__device__ __forceinline__ int64 largest_in_warp(int64 value) {
+    for (int distance = 16; distance > 0; distance /= 2) value = max(value, __shfl_xor_sync(0xffffffffu, value, distance));
+    return value;
+}
+
 // needs[row] = high, needs[rows + row] = -low: the values of a row are multiples of 2^low, smaller in magnitude than 2^high.
 // needs[2 rows] becomes 1 if a state counts special values. Grid (rows, parts); at entry needs holds -NOTHING, last 0.
 extern "C" __global__ void windowed_needs(const int64* states, int64 columns, int64* needs) {
@@ -52,10 +57,7 @@ extern "C" __global__ void windowed_needs(const int64* states, int64 columns, in
         while (differing == 0 && k > 0) differing = state[--k] ^ (sign & DIGIT_MASK);
         highest = max(highest, static_cast<int64>(LOWEST_EXPONENT + 32 * k + 64 - __clzll(differing) + (sign ? 1 : 0)));
     }
-    for (int distance = 16; distance > 0; distance /= 2) {
-        lowest = min(lowest, __shfl_xor_sync(0xffffffffu, lowest, distance));
-        highest = max(highest, __shfl_xor_sync(0xffffffffu, highest, distance));
-    }
+    lowest = -largest_in_warp(-lowest), highest = largest_in_warp(highest);
     if (threadIdx.x % 32 == 0 && lowest <= highest) {
         atomicMax(needs + blockIdx.x, highest);
         atomicMax(needs + gridDim.x + blockIdx.x, -lowest);
@@ -63,17 +65,25 @@ extern "C" __global__ void windowed_needs(const int64* states, int64 columns, in
     if (special) needs[2 * gridDim.x] = 1;
 }
 
-// What all ranks agreed on: base[row] = low, 0 for a row of zeros; facts: the widest row in bits (-1: nothing but zeros),
-// minus the lowest base, the highest base. At entry facts holds -1, -NOTHING, -NOTHING.
+// What all ranks agreed on: base[row] = low, 0 for a row of zeros; facts: whether special values are counted, the widest row
+// in bits (-1: nothing but zeros), minus the lowest base, the highest base. At entry facts holds 0, -1, -NOTHING, -NOTHING.
 extern "C" __global__ void windowed_agree(const int64* needs, int64* base, int64* facts, int64 rows) {
-    int64 row = element_index();
-    if (row >= rows) return;
-    int64 high = needs[row], low = -needs[rows + row];
-    bool used = low <= high;
-    base[row] = used ? low : 0;
-    if (used) atomicMax(facts, high - low);
-    atomicMax(facts + 1, used ? -low : 0);
-    atomicMax(facts + 2, used ? low : 0);
+    int64 width = -1, minus_lowest = -NOTHING, highest = -NOTHING;
+    for (int64 row = element_index(); row < rows; row += static_cast<int64>(gridDim.x) * blockDim.x) {
+        int64 high = needs[row], low = -needs[rows + row];
+        bool used = low <= high;
+        int64 own = used ? low : 0;
+        base[row] = own;
+        if (used) width = max(width, high - low);
+        minus_lowest = max(minus_lowest, -own), highest = max(highest, own);
+    }
+    width = largest_in_warp(width), minus_lowest = largest_in_warp(minus_lowest), highest = largest_in_warp(highest);
+    if (threadIdx.x % 32 == 0) {
+        atomicMax(facts + 1, width);
+        atomicMax(facts + 2, minus_lowest);
+        atomicMax(facts + 3, highest);
+    }
+    if (element_index() == 0) facts[0] = needs[2 * rows];
 }
 
 // words = the values of states; misfits[0] becomes 1 if one lies outside the window. The elements are cut into equal
@@ -205,9 +215,39 @@ __device__ __forceinline__ unsigned __int128 divided(unsigned __int128 value, Di
     return quotient | (remainder != 0);
 }
 
-// out[e] = (the sum over operands of their values of element e) / denominator, rounded once.
 // Operand i begins `distance` words behind operand i - 1; or, where `table` is not null, at table[2 i] with planes
-// table[2 i + 1] apart. All share count and bases; normal, inverse, shift: the Divisor of `denominator`.
+// table[2 i + 1] apart.
+struct Operands {
+    const int* words;
+    int64 plane, distance;
+    const int64* table;
+    int64 count;
+
+    __device__ __forceinline__ const int* begin(int64 i) const {
+        return table ? reinterpret_cast<const int*>(table[2 * i]) : words + i * distance;
+    }
+    __device__ __forceinline__ int64 plane_of(int64 i) const { return table ? table[2 * i + 1] : plane; }
+};
+
+// The sum over operands of element e, as a multiple of 2^base. Ensures: |value| < 2^(31 + 16 + 78 + 1).
+template <int COUNT>
+__device__ __forceinline__ __int128 added_up(const Operands& from, int64 e) {
+    int64 sums[COUNT] = {};
+    for (int64 i = 0; i < from.count; i++) {
+        const int* begin = from.begin(i) + e;
+        int64 plane = from.plane_of(i);
+#pragma unroll
+        for (int word = 0; word < COUNT; word++) sums[word] += begin[word * plane];
+    }
+    __int128 value = sums[COUNT - 1];
+#pragma unroll
+    for (int word = COUNT - 2; word >= 0; word--) value = (value << WORD_BITS) + sums[word];
+    return value;
+}
+
+// out[e] = (the sum over operands of their values of element e) / denominator, rounded once.
+// words, plane, distance, table, operands: the Operands, which share count and bases; normal, inverse, shift: the Divisor of
+// `denominator`.
 // Requires: 1 <= denominator < 2^31, 1 <= operands < 2^16, |words| <= 2^31.
 extern "C" __global__ void windowed_round(
     const int* words, int64 plane, int64 distance, const int64* table, int64 operands, int64 count, int64 columns,
@@ -218,17 +258,11 @@ extern "C" __global__ void windowed_round(
     if (e >= elements) return;
     int code = static_cast<int>(out_format), exponent = static_cast<int>(bases[row_of(e, columns)]);
     Format format = format_of(code);
-    auto operand = [&](int64 i) { return table ? reinterpret_cast<const int*>(table[2 * i]) : words + i * distance; };
-    auto plane_of = [&](int64 i) { return table ? table[2 * i + 1] : plane; };
+    Operands from{words, plane, distance, table, operands};
     uint32 bits;
     if (count <= MOST_WORDS_OF_128_BITS) {
-        // Below 2^(31 + 16 + 78 + 1).
-        __int128 value = 0;
-        for (int64 word = count - 1; word >= 0; word--) {
-            int64 sum = 0;
-            for (int64 i = 0; i < operands; i++) sum += operand(i)[word * plane_of(i) + e];
-            value = (value << WORD_BITS) + sum;
-        }
+        __int128 value = count == 3 ? added_up<3>(from, e) : count == 4 ? added_up<4>(from, e) :
+            count == 2 ? added_up<2>(from, e) : added_up<1>(from, e);
         if (denominator != 1 && value != 0) {
             bool negative = value < 0;
             unsigned __int128 magnitude = negative ? -static_cast<unsigned __int128>(value) : static_cast<unsigned __int128>(value);
@@ -239,7 +273,7 @@ extern "C" __global__ void windowed_round(
         round_within(value, exponent, 0.0f, format, bits);
     } else {
         int64 state[NB] = {};
-        for (int64 i = 0; i < operands; i++) add_words(state, operand(i), plane_of(i), count, e, exponent);
+        for (int64 i = 0; i < operands; i++) add_words(state, from.begin(i), from.plane_of(i), count, e, exponent);
         bits = finalize(state, denominator, format);
     }
     store_bits(out, e, code, bits);

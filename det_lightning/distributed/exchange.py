@@ -97,7 +97,7 @@ class Exchange:
         yield self.add(needs, largest=True)
         base, facts = agreed_window(needs)
         # One look at the device a bucket: each waits for everything before it.
-        special, widest, minus_lowest, highest = torch.cat([needs[-1:], facts]).tolist()
+        special, widest, minus_lowest, highest = facts.tolist()
         if not special and widest < 0:
             return _finished(local, denominator(), dtype)
         if digits is None:

@@ -41,12 +41,17 @@ def bounds(states: torch.Tensor, rows: int) -> tuple[torch.Tensor, torch.Tensor]
 
 
 def agree(found: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """(base int64 [rows], facts int64 [3]) of `needs`, `windowed_agree` of the source; nothing here waits."""
+    """(base int64 [rows], facts int64 [4]) of `needs`, `windowed_agree` of the source; nothing here waits."""
     rows = len(found) // 2
     base = torch.empty(rows, dtype=torch.int64, device=found.device)
-    facts = torch.full((3,), -_NOTHING, dtype=torch.int64, device=found.device)
-    facts[:1].fill_(-1)
-    _launch("windowed_agree", found, rows, found.data_ptr(), base.data_ptr(), facts.data_ptr())
+    facts = torch.full((4,), -_NOTHING, dtype=torch.int64, device=found.device)
+    facts[0].zero_()
+    facts[1].fill_(-1)
+    blocks = min(-(-rows // _THREADS), _MOST_PARTS)
+    launch(
+        found.device, "windowed_digits", "windowed_agree", (blocks,), _THREADS,
+        found.data_ptr(), base.data_ptr(), facts.data_ptr(), rows,
+    )  # fmt: skip
     return base, facts
 
 

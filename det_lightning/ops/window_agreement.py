@@ -32,9 +32,10 @@ def no_needs(rows: int, device: torch.device) -> torch.Tensor:
 
 
 def agreed_window(needs: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """(base int64 [rows], facts int64 [3]) of the window that `needs` asks for; at least one row.
+    """(base int64 [rows], facts int64 [4]) of the window that `needs` asks for; at least one row.
 
-    Facts: how many bits the widest row has (-1: there are only zeros), minus the lowest base, the highest base.
+    Facts: 1 if special values are counted, else 0; how many bits the widest row has (-1: there are only zeros); minus the
+    lowest base; the highest base.
     """
     return kernels_of("windowed_digits").agree(needs)
 

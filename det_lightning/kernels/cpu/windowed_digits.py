@@ -44,13 +44,13 @@ def needs(states: torch.Tensor, rows: int) -> torch.Tensor:
 
 
 def agree(found: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """(base int64 [rows], facts int64 [3]) of `needs`: low, or 0 for a row of zeros; the widest row in bits (-1: nothing
-    but zeros), minus the lowest base, the highest base."""
+    """(base int64 [rows], facts int64 [4]) of `needs`: low, or 0 for a row of zeros; whether special values are counted,
+    the widest row in bits (-1: nothing but zeros), minus the lowest base, the highest base."""
     rows = len(found) // 2
     high, low = found[:rows], -found[rows : 2 * rows]
     used = low <= high
     base = torch.where(used, low, 0)
-    return base, torch.stack([torch.where(used, high - low, -1).max(), -base.min(), base.max()])
+    return base, torch.stack([found[-1], torch.where(used, high - low, -1).max(), -base.min(), base.max()])
 
 
 def fill(states: torch.Tensor, base: torch.Tensor, words: torch.Tensor) -> torch.Tensor:
