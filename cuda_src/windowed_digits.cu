@@ -4,14 +4,12 @@
 // words: int32 [count, elements], planes `plane` words apart; element e has base bases[row_of(e, columns)]. Launch: one thread an
 // element, but for windowed_bounds.
 
-#include "certified_rounding.cuh"
 #include "long_accumulator.cuh"
 #include "rounding.cuh"
 
 constexpr int WORD_BITS = 26;
 constexpr int64 RADIX = 1ll << WORD_BITS, HALF = RADIX / 2;
 constexpr int64 NOTHING = 1 << 20;  // the lowest exponent reported for zeros alone; the highest one is its negative
-constexpr int MOST_WORDS_OF_128_BITS = 4;
 
 __device__ __forceinline__ int64 element_index() { return static_cast<int64>(blockIdx.x) * blockDim.x + threadIdx.x; }
 
@@ -201,18 +199,41 @@ __device__ __forceinline__ uint32 divide_two(uint32& high, uint32 low, Divisor d
     return quotient;
 }
 
-// |value| / divisor with every bit that a rounding could see: (quotient) * 2^exponent, its last bit set if anything is cut.
-// Requires: value != 0. Ensures: 2^94 <= quotient < 2^97.
-__device__ __forceinline__ unsigned __int128 divided(unsigned __int128 value, Divisor divisor, int& exponent) {
-    uint64 high = static_cast<uint64>(value >> 64), low = static_cast<uint64>(value);
-    int moved = (high ? __clzll(static_cast<int64>(high)) : 64 + __clzll(static_cast<int64>(low))) - 1;
-    value <<= moved;
-    exponent += divisor.shift - moved;
-    uint32 remainder = static_cast<uint32>(value >> 96);  // below 2^31, so below the divisor
-    unsigned __int128 quotient = 0;
-    for (int limb = 2; limb >= 0; limb--)
-        quotient = quotient << 32 | divide_two(remainder, static_cast<uint32>(value >> (32 * limb)), divisor);
-    return quotient | (remainder != 0);
+// A magnitude as far as a rounding looks: top * 2^exponent, top >= 2^63, its last bit set if anything below was cut.
+struct Leading {
+    uint64 top;
+    int exponent;
+};
+
+// Requires: magnitude != 0.
+__device__ __forceinline__ Leading leading(unsigned __int128 magnitude, int exponent) {
+    uint64 high = static_cast<uint64>(magnitude >> 64), low = static_cast<uint64>(magnitude);
+    if (high == 0) high = low, low = 0, exponent -= 64;
+    int moved = __clzll(static_cast<int64>(high));
+    if (moved) high = high << moved | low >> (64 - moved), low <<= moved;
+    return {high | (low != 0), exponent + 64 - moved};
+}
+
+// The magnitude divided: 31 bits of the quotient and whether there is more are enough for every format.
+__device__ __forceinline__ Leading divided(Leading value, Divisor divisor) {
+    uint32 remainder = static_cast<uint32>(value.top >> 33);  // below 2^31, so below the divisor
+    uint32 quotient = divide_two(remainder, static_cast<uint32>(value.top >> 1), divisor);  // at least 2^30
+    bool more = remainder != 0 || (value.top & 1);
+    int moved = __clz(static_cast<int>(quotient));
+    uint64 top = static_cast<uint64>(quotient) << (32 + moved) | more;
+    return {top, value.exponent + 1 + divisor.shift - 32 - moved};
+}
+
+// The pattern of a magnitude, rounded once.
+__device__ __forceinline__ uint32 rounded(Leading value, Format format) {
+    int dropped = max(64 - format.significand_bits, format.lowest_exponent() - value.exponent);
+    if (dropped > 64) return 0;  // below half of the smallest subnormal
+    uint64 half = 1ull << (dropped - 1), rest = value.top & (half | (half - 1));
+    uint64 kept = dropped == 64 ? 0 : value.top >> dropped;
+    kept += rest > half || (rest == half && (kept & 1));
+    int above = value.exponent + dropped - format.lowest_exponent();
+    uint64 pattern = (static_cast<uint64>(above) << format.fraction_bits()) + kept;
+    return pattern < format.infinity_bits() ? static_cast<uint32>(pattern) : format.infinity_bits();
 }
 
 // Operand i begins `distance` words behind operand i - 1; or, where `table` is not null, at table[2 i] with planes
@@ -233,6 +254,7 @@ struct Operands {
 template <int COUNT>
 __device__ __forceinline__ __int128 added_up(const Operands& from, int64 e) {
     int64 sums[COUNT] = {};
+#pragma unroll 1
     for (int64 i = 0; i < from.count; i++) {
         const int* begin = from.begin(i) + e;
         int64 plane = from.plane_of(i);
@@ -247,8 +269,7 @@ __device__ __forceinline__ __int128 added_up(const Operands& from, int64 e) {
 
 // out[e] = (the sum over operands of their values of element e) / denominator, rounded once.
 // words, plane, distance, table, operands: the Operands, which share count and bases; normal, inverse, shift: the Divisor of
-// `denominator`.
-// Requires: 1 <= denominator < 2^31, 1 <= operands < 2^16, |words| <= 2^31.
+// `denominator`. Requires: 1 <= denominator < 2^31, 1 <= operands < 2^16, |words| <= 2^31, 1 <= count <= 4.
 extern "C" __global__ void windowed_round(
     const int* words, int64 plane, int64 distance, const int64* table, int64 operands, int64 count, int64 columns,
     const int64* bases, void* out, int64 out_format, int64 denominator, int64 normal, int64 inverse, int64 shift,
@@ -256,25 +277,34 @@ extern "C" __global__ void windowed_round(
 ) {
     int64 e = element_index();
     if (e >= elements) return;
-    int code = static_cast<int>(out_format), exponent = static_cast<int>(bases[row_of(e, columns)]);
+    int code = static_cast<int>(out_format);
     Format format = format_of(code);
     Operands from{words, plane, distance, table, operands};
-    uint32 bits;
-    if (count <= MOST_WORDS_OF_128_BITS) {
-        __int128 value = count == 3 ? added_up<3>(from, e) : count == 4 ? added_up<4>(from, e) :
-            count == 2 ? added_up<2>(from, e) : added_up<1>(from, e);
-        if (denominator != 1 && value != 0) {
-            bool negative = value < 0;
-            unsigned __int128 magnitude = negative ? -static_cast<unsigned __int128>(value) : static_cast<unsigned __int128>(value);
-            Divisor divisor{static_cast<uint32>(normal), static_cast<uint32>(inverse), static_cast<int>(shift)};
-            __int128 quotient = static_cast<__int128>(divided(magnitude, divisor, exponent));
-            value = negative ? -quotient : quotient;
-        }
-        round_within(value, exponent, 0.0f, format, bits);
-    } else {
-        int64 state[NB] = {};
-        for (int64 i = 0; i < operands; i++) add_words(state, from.begin(i), from.plane_of(i), count, e, exponent);
-        bits = finalize(state, denominator, format);
+    __int128 value = count == 3 ? added_up<3>(from, e) : count == 4 ? added_up<4>(from, e) :
+        count == 2 ? added_up<2>(from, e) : added_up<1>(from, e);
+    uint32 bits = 0;
+    if (value != 0) {
+        bool negative = value < 0;
+        unsigned __int128 magnitude = negative ? -static_cast<unsigned __int128>(value) : static_cast<unsigned __int128>(value);
+        Leading kept = leading(magnitude, static_cast<int>(bases[row_of(e, columns)]));
+        Divisor divisor{static_cast<uint32>(normal), static_cast<uint32>(inverse), static_cast<int>(shift)};
+        if (denominator != 1) kept = divided(kept, divisor);
+        bits = rounded(kept, format) | (negative ? format.sign_bit() : 0);
     }
     store_bits(out, e, code, bits);
+}
+
+// The same for any count.
+extern "C" __global__ void windowed_round_long(
+    const int* words, int64 plane, int64 distance, const int64* table, int64 operands, int64 count, int64 columns,
+    const int64* bases, void* out, int64 out_format, int64 denominator, int64 elements
+) {
+    int64 e = element_index();
+    if (e >= elements) return;
+    int code = static_cast<int>(out_format);
+    Operands from{words, plane, distance, table, operands};
+    int exponent = static_cast<int>(bases[row_of(e, columns)]);
+    int64 state[NB] = {};
+    for (int64 i = 0; i < operands; i++) add_words(state, from.begin(i), from.plane_of(i), count, e, exponent);
+    store_bits(out, e, code, finalize(state, denominator, format_of(code)));
 }

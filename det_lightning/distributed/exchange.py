@@ -182,8 +182,7 @@ def _finished(local: LocalSum, denominator: Fraction, dtype: torch.dtype) -> tor
         result = det_quotient(digits, denominator, dtype=dtype)
         local.pool.give_back(digits)
         return result
-    window, local.window = local.window, None
-    return _rounded(window, denominator, dtype).view(-1)
+    return _rounded(local.take_window(), denominator, dtype).view(-1)
 
 
 def _rounded(window: WindowedDigits, denominator: Fraction, dtype: torch.dtype) -> torch.Tensor:

@@ -43,7 +43,7 @@ class GradientReducer:
         means: the most means a loss is made of.
         group: the process group of the replicas; the default group if None.
         levels: see `Exchange`.
-        bucket_elements: about how many gradient elements travel together.
+        bucket_elements: about how many gradient elements travel together; what suits the device if None.
         announced: every gradient of a backward pass was announced by `expect`, and by nothing else; otherwise no bucket
             begins its exchange before the backward pass is over.
         frozen_too: parameters that do not require a gradient now may later.
@@ -59,7 +59,7 @@ class GradientReducer:
         means: int,
         group: dist.ProcessGroup | None = None,
         levels: Sequence[dist.ProcessGroup] | None = None,
-        bucket_elements: int = BUCKET_ELEMENTS,
+        bucket_elements: int | None = None,
         announced: bool = True,
         frozen_too: bool = False,
     ):
@@ -68,8 +68,9 @@ class GradientReducer:
         self.weightless = False
         self._exchange = Exchange(group, levels)
         tensors = [parameter for _, parameter in self.parameters]
-        self.buckets = fill_buckets(tensors, most=bucket_elements, parts=self._exchange.ranks)
         device = tensors[0].device if tensors else torch.device("cpu")
+        most = bucket_elements or BUCKET_ELEMENTS[device.type]
+        self.buckets = fill_buckets(tensors, most=most, parts=self._exchange.ranks)
         self._device = device
         self._pipeline = Pipeline(device)
         self._tally = Tally(means)

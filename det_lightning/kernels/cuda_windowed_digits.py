@@ -8,6 +8,7 @@ from .cuda import DTYPES, FORMAT_CODES, launch
 _THREADS = 128
 _NOTHING = 1 << 20
 _MOST_PARTS = 64
+_MOST_SHORT_WORDS = 4
 
 
 def _launch(kernel: str, like: torch.Tensor, elements: int, *arguments: int) -> None:
@@ -114,14 +115,14 @@ def round_sum(
         distance = (operands[1].data_ptr() - operands[0].data_ptr()) // operands[0].element_size()
     table = None if _evenly_spaced(operands, plane, distance) else _table(operands, out.device)
     rounded = out if out.is_contiguous() else torch.empty(out.shape, dtype=DTYPES[form], device=out.device)
-    shift = 32 - max(denominator, 1).bit_length()
-    normal = max(denominator, 1) << shift
-    _launch(
-        "windowed_round", out, elements,
+    arguments = (
         operands[0].data_ptr(), plane, distance, 0 if table is None else table.data_ptr(), len(operands), count,
-        _columns(base, elements), base.data_ptr(), rounded.data_ptr(), FORMAT_CODES[rounded.dtype],
-        denominator, normal, ((1 << 64) - 1) // normal - (1 << 32), shift,
+        _columns(base, elements), base.data_ptr(), rounded.data_ptr(), FORMAT_CODES[rounded.dtype], denominator,
     )  # fmt: skip
+    if count <= _MOST_SHORT_WORDS:
+        _launch("windowed_round", out, elements, *arguments, *_divisor(denominator))
+    else:
+        _launch("windowed_round_long", out, elements, *arguments)
     if rounded is not out:
         out.copy_(rounded)
 
@@ -129,6 +130,13 @@ def round_sum(
 def _columns(per_row: torch.Tensor, elements: int) -> int:
     """Elements of one row, at least 1; the kernels divide by it."""
     return max(1, elements // max(1, per_row.numel()))
+
+
+def _divisor(denominator: int) -> tuple[int, int, int]:
+    """The `Divisor` of the source: normal, inverse, shift."""
+    shift = 32 - denominator.bit_length()
+    normal = denominator << shift
+    return normal, ((1 << 64) - 1) // normal - (1 << 32), shift
 
 
 def _evenly_spaced(operands: list[torch.Tensor], plane: int, distance: int) -> bool:
