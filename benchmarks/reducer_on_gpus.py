@@ -19,7 +19,7 @@ import torch.distributed as dist  # noqa: E402
 import torch.multiprocessing as mp  # noqa: E402
 
 from benchmarks.surroundings import RESULTS, output_of, surroundings  # noqa: E402
-from det_lightning.distributed.buckets import BLOCK, BUCKET_ELEMENTS  # noqa: E402
+from det_lightning.distributed.buckets import BLOCK, bucket_elements_for  # noqa: E402
 from det_lightning.distributed.exchange import Exchange  # noqa: E402
 from det_lightning.distributed.waiting import wait  # noqa: E402
 from det_lightning.ops.window_agreement import agreed_window  # noqa: E402
@@ -27,7 +27,6 @@ from det_lightning.ops.windowed_digits import WindowedDigits  # noqa: E402
 from det_lightning.strategies.given_ranks import free_port  # noqa: E402
 
 ELEMENTS, REPEATS = 120 << 20, 9
-BUCKETS = (BUCKET_ELEMENTS["cuda"], 20 << 20, 40 << 20)
 
 
 def milliseconds(run, *arguments) -> float:
@@ -102,7 +101,7 @@ def measure(rank: int, world: int, port: int, profiled: bool, answers) -> None:
     dist.init_process_group("nccl", f"tcp://127.0.0.1:{port}", rank=rank, world_size=world, device_id=device)
     plain = torch.randn(ELEMENTS, device="cuda")
     exchange, rows = Exchange(), []
-    for words, elements in product((3, 4), BUCKETS):
+    for words, elements in product((3, 4), (bucket_elements_for(device), 8 << 20)):
         generator = torch.Generator("cuda").manual_seed(rank)
         buckets = [random_bucket(exchange, elements, words, generator) for _ in range(ELEMENTS // elements)]
         gradients: list = [None] * len(buckets)

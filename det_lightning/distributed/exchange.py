@@ -24,6 +24,7 @@ from det_lightning.arithmetic.formats import NB
 from det_lightning.arithmetic.windowed_digits import HIGHEST_BASE, LOWEST_BASE, MAXIMUM_STATES, words_for
 from det_lightning.distributed.buckets import BLOCK
 from det_lightning.distributed.local_sum import LocalSum, windows_on
+from det_lightning.distributed.waiting import other_ranks
 from det_lightning.errors import DetError, InputError
 from det_lightning.ops.quotient import det_quotient, odd_part
 from det_lightning.ops.window_agreement import agreed_window, fill_words, no_needs, window_needs
@@ -76,6 +77,15 @@ class Exchange:
             return None
         operation = dist.ReduceOp.MAX if largest else dist.ReduceOp.SUM
         return dist.all_reduce(integers, op=operation, group=self.group, async_op=True)
+
+    def least(self, integer: int, device: torch.device) -> int:
+        """The smallest of the ranks' integers; unlike GPUs would choose unlike buckets. Waits for the ranks."""
+        found = torch.tensor([-integer], device=device)
+        with other_ranks("they agreed on the size of buckets"):
+            work = self.add(found, largest=True)
+            if work is not None:
+                work.wait()
+        return -int(found)
 
     def stages(self, local: LocalSum, denominator: Callable[[], Fraction], dtype: torch.dtype) -> Stages:
         """Returns [elements] of `dtype`: the sums over all ranks divided by the denominator, rounded once.

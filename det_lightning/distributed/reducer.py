@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 
 from det_lightning.arithmetic.formats import NB
-from det_lightning.distributed.buckets import BUCKET_ELEMENTS, fill_buckets
+from det_lightning.distributed.buckets import bucket_elements_for, fill_buckets
 from det_lightning.distributed.exchange import Exchange
 from det_lightning.distributed.local_sum import DigitPool, LocalSum
 from det_lightning.distributed.pipeline import Pipeline
@@ -69,7 +69,7 @@ class GradientReducer:
         self._exchange = Exchange(group, levels)
         tensors = [parameter for _, parameter in self.parameters]
         device = tensors[0].device if tensors else torch.device("cpu")
-        most = bucket_elements or BUCKET_ELEMENTS[device.type]
+        most = bucket_elements or self._exchange.least(bucket_elements_for(device), device)
         self.buckets = fill_buckets(tensors, most=most, parts=self._exchange.ranks)
         self._device = device
         self._pipeline = Pipeline(device)

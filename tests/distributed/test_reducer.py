@@ -5,6 +5,7 @@ import itertools
 import random
 import time
 from fractions import Fraction
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -15,7 +16,7 @@ from hypothesis import strategies as st
 from det_lightning.arithmetic.formats import NB
 from det_lightning.distributed import exchange
 from det_lightning.distributed.all_reduce import add_over_ranks
-from det_lightning.distributed.buckets import BLOCK, fill_buckets
+from det_lightning.distributed.buckets import BLOCK, bucket_elements_for, fill_buckets
 from det_lightning.distributed.reducer import GradientReducer, MeanPart
 from det_lightning.errors import DetError, UncoveredError
 from det_lightning.layers.loss_calls import count_digits
@@ -182,6 +183,15 @@ def test_buckets_hold_every_parameter_once_last_first_and_are_padded_for_their_p
 def test_a_bucket_of_nothing_has_a_block_so_that_its_exchange_is_like_any_other():
     (bucket,) = fill_buckets([torch.nn.Parameter(torch.zeros(0, 3))], most=1, parts=3)
     assert bucket.elements == 3 * BLOCK and bucket.offsets == (0,)
+
+
+@pytest.mark.parametrize("gigabytes, mebi_elements", [(141, 20), (80, 12), (24, 3), (2, 1)])
+def test_a_bucket_of_full_digits_takes_a_small_part_of_a_gpu(monkeypatch, gigabytes, mebi_elements):
+    memory = SimpleNamespace(total_memory=gigabytes * 10**9)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: memory)
+    elements = bucket_elements_for(torch.device("cuda", 0))
+    assert elements == mebi_elements << 20
+    assert elements == 1 << 20 or elements * 8 * NB <= memory.total_memory / 40
 
 
 def test_full_digits_live_only_while_their_bucket_is_in_flight():
