@@ -185,7 +185,7 @@ def test_a_bucket_of_nothing_has_a_block_so_that_its_exchange_is_like_any_other(
     assert bucket.elements == 3 * BLOCK and bucket.offsets == (0,)
 
 
-@pytest.mark.parametrize("gigabytes, mebi_elements", [(141, 20), (80, 12), (24, 3), (2, 1)])
+@pytest.mark.parametrize("gigabytes, mebi_elements", [(141, 20), (80, 11), (24, 3), (2, 1)])
 def test_a_bucket_of_full_digits_takes_a_small_part_of_a_gpu(monkeypatch, gigabytes, mebi_elements):
     memory = SimpleNamespace(total_memory=gigabytes * 10**9)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: memory)
