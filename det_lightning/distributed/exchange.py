@@ -34,8 +34,8 @@ Stages = Generator[Any, None, torch.Tensor]
 _FAST_INTEGER = 1 << 31
 
 # The second is the first's name until torch 2.12.
-_all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
-_reduce_scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
+all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+reduce_scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
 
 
 class Exchange:
@@ -147,7 +147,7 @@ class Exchange:
             base = base.view(ranks, -1)[dist.get_rank(level)].contiguous()
             if self.adds_in_transit(words) and states * ranks <= MAXIMUM_STATES:
                 parts = torch.empty_like(words[:1])
-                yield _reduce_scatter(parts, words, group=level, async_op=True)
+                yield reduce_scatter(parts, words, group=level, async_op=True)
                 states *= ranks
             else:
                 parts = torch.empty_like(words)
@@ -180,7 +180,7 @@ class Exchange:
     def _gather(self, share: torch.Tensor) -> Stages:
         for level in reversed(self.levels):
             whole = torch.empty(len(share) * dist.get_world_size(level), dtype=share.dtype, device=share.device)
-            yield _all_gather(whole, share.contiguous(), group=level, async_op=True)
+            yield all_gather(whole, share.contiguous(), group=level, async_op=True)
             share = whole
         return share
 
