@@ -17,7 +17,9 @@ class SliceSampler:
     """Batches of data set indices for one rank, a pure function of (order, world size, accumulation, steps done).
 
     Args:
+        accumulate: micro-batches of a step, or a function of the epoch that says how many.
         steps_done: says how many optimizer steps the run has made, so that a pass goes on where the run stands.
+        on_epoch: told how many batches the epoch has that begins.
     """
 
     def __init__(
@@ -26,26 +28,39 @@ class SliceSampler:
         *,
         world_size: int,
         rank: int,
-        accumulate: int,
+        accumulate: int | Callable[[int], int],
         steps_done: Callable[[], int] = lambda: 0,
+        on_epoch: Callable[[int], None] | None = None,
     ):
-        self.order, self.world_size, self.rank, self.accumulate = order, world_size, rank, accumulate
-        self._steps_done = steps_done
+        self.order, self.world_size, self.rank = order, world_size, rank
+        self._accumulate = accumulate if callable(accumulate) else lambda epoch: accumulate
+        self._steps_done, self._on_epoch = steps_done, on_epoch
 
     def place(self) -> tuple[int, int]:
         """(epoch, step within it) of the next pass."""
         return divmod(self._steps_done(), max(self.order.steps, 1))
 
     def __len__(self) -> int:
-        return self.order.steps * self.accumulate
+        """Batches of the epoch that the next pass belongs to."""
+        return self.order.steps * self._accumulate(self.place()[0])
+
+    @property
+    def sampler(self) -> "SliceSampler":
+        """Itself: Lightning tells a batch sampler's sampler when an epoch begins."""
+        return self
+
+    def set_epoch(self, epoch: int) -> None:
+        """Called by Lightning before each epoch; which one it is follows from the steps done."""
+        if self._on_epoch is not None:
+            self._on_epoch(len(self))
 
     def slices(self, epoch: int, start_step: int) -> Iterator[tuple[Slice, list[int]]]:
         """Each micro-batch of this rank from `start_step` on, with the data set indices to load."""
+        accumulate = self._accumulate(epoch)
         for step in range(start_step, self.order.steps):
             here = self.order.arranged(self.order.step(epoch, step), step)
-            for micro in range(self.accumulate):
-                part = self.rank * self.accumulate + micro
-                first, last = cut(len(here), self.world_size * self.accumulate, part)
+            for micro in range(accumulate):
+                first, last = cut(len(here), self.world_size * accumulate, self.rank * accumulate + micro)
                 loaded = here[first:last] if first < last else here[:1]
                 yield Slice(epoch, step, (first, last)), loaded.tolist()
 

@@ -12,8 +12,9 @@ from torch.utils.data import DataLoader
 from det_lightning.distributed.listed_order import ListedOrder, Listing, listed_order
 from det_lightning.distributed.sample_order import SampleOrder, Slice
 from det_lightning.distributed.slice_loader import SliceLoader, SliceSampler, check_loader, is_shuffled, own_sampler
-from det_lightning.errors import InputError, UncoveredError
+from det_lightning.errors import UncoveredError
 from det_lightning.ledger.digest import value_digest
+from det_lightning.strategies.accumulation import Accumulation, accumulation_of, follow
 from det_lightning.strategies.resume import Stamp
 
 
@@ -30,10 +31,10 @@ class TrainingData:
         self.order: SampleOrder | None = None
         self._loader: SliceLoader | None = None
 
-    def _step_size(self, loader: DataLoader, parts: int) -> int | None:
+    def _step_size(self, loader: DataLoader, accumulation: Accumulation, world_size: int) -> int | None:
         if self._global_batch is not None or loader.batch_size is None:
             return self._global_batch
-        return parts * loader.batch_size
+        return accumulation.step_size(loader.batch_size, world_size)
 
     def place(self) -> tuple[int, int]:
         """(epoch, step within it) that comes next."""
@@ -77,16 +78,17 @@ class TrainingData:
                 f'strategy="det" trains on one torch.utils.data.DataLoader, got {type(loader).__name__}.'
             )
         check_loader(loader)
-        accumulate = trainer.accumulate_grad_batches
-        _check_limits(trainer, accumulate)
+        accumulation = accumulation_of(trainer)
         limit = trainer.limit_train_batches
-        most_steps = limit // accumulate if isinstance(limit, int) else None
+        accumulation.check_limit(limit)
+        most_steps = limit // accumulation.values[0] if isinstance(limit, int) else None
+        step_size = self._step_size(loader, accumulation, world_size)
         seed = self._seed if self._seed is not None else int(os.environ.get("PL_GLOBAL_SEED", 0))
         own = own_sampler(loader)
         if own is not None:
             self.order = listed_order(
                 Listing(own[0], batched=own[1], seed=seed, told=(loader.sampler,)),
-                global_batch=self._step_size(loader, world_size * accumulate),
+                global_batch=step_size,
                 drop_last=loader.drop_last,
                 most_steps=most_steps,
                 arrangement=self.arrangement,
@@ -95,7 +97,7 @@ class TrainingData:
         else:
             self.order = SampleOrder(
                 samples=len(loader.dataset),
-                global_batch=self._step_size(loader, world_size * accumulate),
+                global_batch=step_size,
                 seed=seed,
                 shuffle=is_shuffled(loader) and not trainer.overfit_batches,
                 drop_last=loader.drop_last,
@@ -110,9 +112,10 @@ class TrainingData:
             self.order,
             world_size=world_size,
             rank=rank,
-            accumulate=accumulate,
+            accumulate=accumulation.at,
             # Under manual optimization a batch makes as many optimizer steps as it likes.
             steps_done=lambda: trainer.global_step if automatic else progress.total.completed,
+            on_epoch=(lambda batches: follow(trainer, batches)) if len(set(accumulation.values)) > 1 else None,
         )
         self._loader = SliceLoader(loader, sampler, value_digest if record_samples else None, may_draw=False)
         return self._loader
@@ -168,13 +171,3 @@ def evaluation_loader(loader: object, *, world_size: int, rank: int) -> object:
         shuffle=is_shuffled(loader),
     )
     return SliceLoader(loader, SliceSampler(order, world_size=world_size, rank=rank, accumulate=1))
-
-
-def _check_limits(trainer: Any, accumulate: int) -> None:
-    limit = trainer.limit_train_batches
-    cuts = limit % accumulate if isinstance(limit, int) else limit != 1.0
-    if cuts:
-        raise InputError(
-            f"limit_train_batches={limit} may end an epoch inside an optimizer step of {accumulate} micro-batches. "
-            f"Pass a whole number of batches that is a multiple of accumulate_grad_batches, or max_steps."
-        )

@@ -21,6 +21,7 @@ from det_lightning.layers.convert import convert, refuse_hooks, restore
 from det_lightning.layers.function_mode import FunctionMode
 from det_lightning.optim.stepping import check_optimizer
 from det_lightning.strategies import resume
+from det_lightning.strategies.accumulation import accumulation_of
 from det_lightning.strategies.batch_hooks import BatchMarks, cover_before_transfer, uncover_before_transfer
 from det_lightning.strategies.data import TrainingData, check_fetching, evaluation_loader
 from det_lightning.strategies.exact_results import ExactCollection, make_exact, make_stock
@@ -115,7 +116,10 @@ class DetStrategyMixin(StepMixin):
     def on_train_start(self) -> None:
         super().on_train_start()
         refuse_hooks(self.lightning_module)  # callbacks may have added some since setup
-        check_fetching(self.lightning_module.trainer)
+        trainer = self.lightning_module.trainer
+        check_fetching(trainer)
+        # Lightning's scheduler sets it when an epoch begins, not when a run goes on within one.
+        trainer.accumulate_grad_batches = accumulation_of(trainer).at(self.training_data.place()[0])
         self._go_on_logging()
         self._clear_step()
         cover_before_transfer(self.lightning_module, lambda: self._mode(sink=None, phase="before transfer"))
@@ -229,9 +233,7 @@ class DetStrategyMixin(StepMixin):
         trainer = self.lightning_module.trainer
         if trainer.state.fn.value == "fit":
             self._logged = checkpoint.get(resume.KEY, {}).get(resume.LOGGED)
-            self._resumed = resume.take_over(
-                checkpoint, trainer.accumulate_grad_batches, by_steps=trainer.max_steps != -1
-            )
+            self._resumed = resume.take_over(checkpoint, accumulation_of(trainer).at, by_steps=trainer.max_steps != -1)
         return checkpoint
 
 
@@ -253,15 +255,6 @@ def _check_trainer(trainer, device: torch.device) -> None:
         raise UncoveredError(
             f'strategy="det" computes on CPU and CUDA, not on {device}. Pass Trainer(accelerator="cpu") or "gpu".'
         )
-    if trainer.state.fn.value != "fit":
-        return
-    for callback in trainer.callbacks:
-        if type(callback).__name__ == "GradientAccumulationScheduler":
-            raise UncoveredError(
-                'the callback GradientAccumulationScheduler is not covered by strategy="det": it changes the global batch '
-                "from epoch to epoch, while the order of samples is cut into steps of one size. Train in several fits, each "
-                "with DetStrategy(global_batch=...) and the weights of the one before; accumulation itself moves no bit."
-            )
 
 
 def _check_subnormals() -> None:
