@@ -7,8 +7,9 @@ import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, IterableDataset
 
+from det_lightning.distributed.declared_stream import StreamOrder
 from det_lightning.distributed.listed_order import ListedOrder, Listing, listed_order
 from det_lightning.distributed.sample_order import SampleOrder, Slice
 from det_lightning.distributed.slice_loader import SliceLoader, SliceSampler, check_loader, is_shuffled, own_sampler
@@ -95,7 +96,7 @@ class TrainingData:
             )
             _check_listing(self.order)
         else:
-            self.order = SampleOrder(
+            self.order = _order_of(loader)(
                 samples=len(loader.dataset),
                 global_batch=step_size,
                 seed=seed,
@@ -119,6 +120,10 @@ class TrainingData:
         )
         self._loader = SliceLoader(loader, sampler, value_digest if record_samples else None, may_draw=False)
         return self._loader
+
+
+def _order_of(loader: DataLoader) -> type[SampleOrder]:
+    return StreamOrder if isinstance(loader.dataset, IterableDataset) else SampleOrder
 
 
 def _check_listing(order: ListedOrder) -> None:
@@ -165,7 +170,7 @@ def evaluation_loader(loader: object, *, world_size: int, rank: int) -> object:
         order = listed_order(listing, global_batch=size, drop_last=loader.drop_last, most_steps=None, arrangement=None)
         return SliceLoader(loader, SliceSampler(order, world_size=world_size, rank=rank, accumulate=1))
     samples = len(loader.dataset)
-    order = SampleOrder(
+    order = _order_of(loader)(
         samples=samples - samples % loader.batch_size if loader.drop_last else samples,
         global_batch=world_size * loader.batch_size,
         shuffle=is_shuffled(loader),
