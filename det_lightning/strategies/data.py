@@ -37,6 +37,10 @@ class TrainingData:
             return self._global_batch
         return accumulation.step_size(loader.batch_size, world_size)
 
+    @property
+    def seed(self) -> int:
+        return self._seed if self._seed is not None else int(os.environ.get("PL_GLOBAL_SEED", 0))
+
     def place(self) -> tuple[int, int]:
         """(epoch, step within it) that comes next."""
         return self._loader.slice_sampler.place()
@@ -83,28 +87,14 @@ class TrainingData:
         limit = trainer.limit_train_batches
         accumulation.check_limit(limit)
         most_steps = limit // accumulation.values[0] if isinstance(limit, int) else None
-        step_size = self._step_size(loader, accumulation, world_size)
-        seed = self._seed if self._seed is not None else int(os.environ.get("PL_GLOBAL_SEED", 0))
-        own = own_sampler(loader)
-        if own is not None:
-            self.order = listed_order(
-                Listing(own[0], batched=own[1], seed=seed, told=(loader.sampler,)),
-                global_batch=step_size,
-                drop_last=loader.drop_last,
-                most_steps=most_steps,
-                arrangement=self.arrangement,
-            )
-            _check_listing(self.order)
-        else:
-            self.order = _order_of(loader)(
-                samples=len(loader.dataset),
-                global_batch=step_size,
-                seed=seed,
-                shuffle=is_shuffled(loader) and not trainer.overfit_batches,
-                drop_last=loader.drop_last,
-                most_steps=most_steps,
-                arrangement=self.arrangement,
-            )
+        self.order = order_of(
+            loader,
+            global_batch=self._step_size(loader, accumulation, world_size),
+            seed=self.seed,
+            most_steps=most_steps,
+            arrangement=self.arrangement,
+            reshuffled=not trainer.overfit_batches,
+        )
         if resumed is not None:
             resumed.check(self.order)
         automatic = trainer.lightning_module.automatic_optimization
@@ -122,7 +112,40 @@ class TrainingData:
         return self._loader
 
 
-def _order_of(loader: DataLoader) -> type[SampleOrder]:
+def order_of(
+    loader: DataLoader,
+    *,
+    global_batch: int | None,
+    seed: int,
+    most_steps: int | None = None,
+    arrangement: int | None = None,
+    reshuffled: bool = True,
+) -> SampleOrder:
+    """The order in which a training loader's samples are taken.
+
+    Args:
+        global_batch: None where a batch sampler of the user's own says it.
+        reshuffled: whether a loader that shuffles is to.
+    """
+    own = own_sampler(loader)
+    if own is not None:
+        listing = Listing(own[0], batched=own[1], seed=seed, told=(loader.sampler,))
+        rest = {"drop_last": loader.drop_last, "most_steps": most_steps, "arrangement": arrangement}
+        order = listed_order(listing, global_batch=global_batch, **rest)
+        _check_listing(order)
+        return order
+    return _kind_of_order(loader)(
+        samples=len(loader.dataset),
+        global_batch=global_batch,
+        seed=seed,
+        shuffle=is_shuffled(loader) and reshuffled,
+        drop_last=loader.drop_last,
+        most_steps=most_steps,
+        arrangement=arrangement,
+    )
+
+
+def _kind_of_order(loader: DataLoader) -> type[SampleOrder]:
     return StreamOrder if isinstance(loader.dataset, IterableDataset) else SampleOrder
 
 
@@ -170,7 +193,7 @@ def evaluation_loader(loader: object, *, world_size: int, rank: int) -> object:
         order = listed_order(listing, global_batch=size, drop_last=loader.drop_last, most_steps=None, arrangement=None)
         return SliceLoader(loader, SliceSampler(order, world_size=world_size, rank=rank, accumulate=1))
     samples = len(loader.dataset)
-    order = _order_of(loader)(
+    order = _kind_of_order(loader)(
         samples=samples - samples % loader.batch_size if loader.drop_last else samples,
         global_batch=world_size * loader.batch_size,
         shuffle=is_shuffled(loader),
