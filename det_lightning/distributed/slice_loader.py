@@ -20,6 +20,7 @@ class SliceSampler:
     Args:
         accumulate: micro-batches of a step, or a function of the epoch that says how many.
         steps_done: says how many optimizer steps the run has made, so that a pass goes on where the run stands.
+        stand_ins: whether an empty slice is a batch of one sample that counts for nothing, or none.
         on_epoch: told how many batches the epoch has that begins.
     """
 
@@ -31,11 +32,12 @@ class SliceSampler:
         rank: int,
         accumulate: int | Callable[[int], int],
         steps_done: Callable[[], int] = lambda: 0,
+        stand_ins: bool = True,
         on_epoch: Callable[[int], None] | None = None,
     ):
         self.order, self.world_size, self.rank = order, world_size, rank
         self._accumulate = accumulate if callable(accumulate) else lambda epoch: accumulate
-        self._steps_done, self._on_epoch = steps_done, on_epoch
+        self._steps_done, self._stand_ins, self._on_epoch = steps_done, stand_ins, on_epoch
 
     def place(self) -> tuple[int, int]:
         """(epoch, step within it) of the next pass."""
@@ -62,6 +64,8 @@ class SliceSampler:
             here = self.order.arranged(self.order.step(epoch, step), step)
             for micro in range(accumulate):
                 first, last = cut(len(here), self.world_size * accumulate, self.rank * accumulate + micro)
+                if first == last and not self._stand_ins:
+                    continue
                 loaded = here[first:last] if first < last else here[:1]
                 yield Slice(epoch, step, (first, last)), self.order.requests(epoch, loaded)
 

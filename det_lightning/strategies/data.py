@@ -41,6 +41,10 @@ class TrainingData:
     def seed(self) -> int:
         return self._seed if self._seed is not None else int(os.environ.get("PL_GLOBAL_SEED", 0))
 
+    def take(self, loader: SliceLoader) -> None:
+        """This is the training loader."""
+        self._loader, self.order = loader, loader.slice_sampler.order
+
     def place(self) -> tuple[int, int]:
         """(epoch, step within it) that comes next."""
         return self._loader.slice_sampler.place()
@@ -87,7 +91,7 @@ class TrainingData:
         limit = trainer.limit_train_batches
         accumulation.check_limit(limit)
         most_steps = limit // accumulation.values[0] if isinstance(limit, int) else None
-        self.order = order_of(
+        order = order_of(
             loader,
             global_batch=self._step_size(loader, accumulation, world_size),
             seed=self.seed,
@@ -95,12 +99,13 @@ class TrainingData:
             arrangement=self.arrangement,
             reshuffled=not trainer.overfit_batches,
         )
+        check_listing(order)
         if resumed is not None:
-            resumed.check(self.order)
+            resumed.check(order)
         automatic = trainer.lightning_module.automatic_optimization
         progress = trainer.fit_loop.epoch_loop.batch_progress
         sampler = SliceSampler(
-            self.order,
+            order,
             world_size=world_size,
             rank=rank,
             accumulate=accumulation.at,
@@ -108,8 +113,9 @@ class TrainingData:
             steps_done=lambda: trainer.global_step if automatic else progress.total.completed,
             on_epoch=(lambda batches: follow(trainer, batches)) if len(set(accumulation.values)) > 1 else None,
         )
-        self._loader = SliceLoader(loader, sampler, value_digest if record_samples else None, may_draw=False)
-        return self._loader
+        cut = SliceLoader(loader, sampler, value_digest if record_samples else None, may_draw=False)
+        self.take(cut)
+        return cut
 
 
 def order_of(
@@ -131,9 +137,7 @@ def order_of(
     if own is not None:
         listing = Listing(own[0], batched=own[1], seed=seed, told=(loader.sampler,))
         rest = {"drop_last": loader.drop_last, "most_steps": most_steps, "arrangement": arrangement}
-        order = listed_order(listing, global_batch=global_batch, **rest)
-        _check_listing(order)
-        return order
+        return listed_order(listing, global_batch=global_batch, **rest)
     return _kind_of_order(loader)(
         samples=len(loader.dataset),
         global_batch=global_batch,
@@ -149,8 +153,10 @@ def _kind_of_order(loader: DataLoader) -> type[SampleOrder]:
     return StreamOrder if isinstance(loader.dataset, IterableDataset) else SampleOrder
 
 
-def _check_listing(order: ListedOrder) -> None:
-    """Raises UncoveredError unless the sampler lists the same on every rank."""
+def check_listing(order: SampleOrder) -> None:
+    """Raises UncoveredError unless the user's sampler, if there is one, lists the same on every rank."""
+    if not isinstance(order, ListedOrder):
+        return
     mine = order.listing.digest(0)
     if not dist.is_initialized() or dist.get_world_size() == 1:
         return
@@ -178,8 +184,9 @@ def check_fetching(trainer: Any) -> None:
         )
 
 
-def evaluation_loader(loader: object, *, world_size: int, rank: int) -> object:
-    """Each sample exactly once over all ranks; a rank without samples gets the batch's first with weight zero.
+def evaluation_loader(loader: object, *, world_size: int, rank: int, stand_ins: bool = True) -> SliceLoader:
+    """Each sample exactly once over all ranks; with `stand_ins`, a rank without samples gets the batch's first, which is to
+    count for nothing.
 
     With drop_last the samples that fill no batch of the loader are left out, the same ones at every world size.
     """
@@ -191,11 +198,12 @@ def evaluation_loader(loader: object, *, world_size: int, rank: int) -> object:
         listing = Listing(own[0], batched=own[1], seed=0, told=(loader.sampler,))
         size = None if loader.batch_size is None else world_size * loader.batch_size
         order = listed_order(listing, global_batch=size, drop_last=loader.drop_last, most_steps=None, arrangement=None)
-        return SliceLoader(loader, SliceSampler(order, world_size=world_size, rank=rank, accumulate=1))
-    samples = len(loader.dataset)
-    order = _kind_of_order(loader)(
-        samples=samples - samples % loader.batch_size if loader.drop_last else samples,
-        global_batch=world_size * loader.batch_size,
-        shuffle=is_shuffled(loader),
-    )
-    return SliceLoader(loader, SliceSampler(order, world_size=world_size, rank=rank, accumulate=1))
+    else:
+        samples = len(loader.dataset)
+        order = _kind_of_order(loader)(
+            samples=samples - samples % loader.batch_size if loader.drop_last else samples,
+            global_batch=world_size * loader.batch_size,
+            shuffle=is_shuffled(loader),
+        )
+    sampler = SliceSampler(order, world_size=world_size, rank=rank, accumulate=1, stand_ins=stand_ins)
+    return SliceLoader(loader, sampler)

@@ -12,7 +12,6 @@ from datetime import timedelta
 from typing import Any, Literal
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 
 from det_lightning.distributed.metric_reduce import reduce_metric
@@ -26,6 +25,7 @@ from det_lightning.strategies.batch_hooks import BatchMarks, cover_before_transf
 from det_lightning.strategies.data import TrainingData, check_fetching, evaluation_loader
 from det_lightning.strategies.exact_results import ExactCollection, make_exact, make_stock
 from det_lightning.strategies.stand_in import surroundings
+from det_lightning.strategies.start import broadcast_state, check_subnormals
 from det_lightning.strategies.step import StepMixin
 
 ARITHMETIC = "det"
@@ -90,7 +90,7 @@ class DetStrategyMixin(StepMixin):
 
     def setup(self, trainer) -> None:
         _check_trainer(trainer, self.root_device)
-        _check_subnormals()
+        check_subnormals()
         if trainer.state.fn.value != "predict":
             # Lightning would replace the user's order before process_dataloader sees it.
             self._connector = trainer._accelerator_connector
@@ -102,9 +102,7 @@ class DetStrategyMixin(StepMixin):
 
     def configure_ddp(self) -> None:
         """No wrapper; but every rank starts from rank 0's state, as under ddp."""
-        with torch.no_grad():
-            for tensor in [*self.model.parameters(), *self.model.buffers()]:
-                _broadcast(tensor.detach())
+        broadcast_state(self.model)
 
     def setup_optimizers(self, trainer) -> None:
         super().setup_optimizers(trainer)
@@ -237,14 +235,6 @@ class DetStrategyMixin(StepMixin):
         return checkpoint
 
 
-def _broadcast(tensor: Tensor) -> None:
-    """The first rank's values on every rank; through a contiguous copy of a format that every backend moves."""
-    whole = torch.view_as_real(tensor) if tensor.is_complex() else tensor
-    sent = (whole.to(torch.uint8) if whole.dtype is torch.bool else whole).contiguous()
-    dist.broadcast(sent, src=0)
-    whole.copy_(sent)
-
-
 def _logging_loops(trainer) -> list[Any]:
     training = trainer.fit_loop.epoch_loop
     return [training, training.val_loop, trainer.validate_loop, trainer.test_loop]
@@ -254,14 +244,4 @@ def _check_trainer(trainer, device: torch.device) -> None:
     if device.type not in ("cpu", "cuda"):
         raise UncoveredError(
             f'strategy="det" computes on CPU and CUDA, not on {device}. Pass Trainer(accelerator="cpu") or "gpu".'
-        )
-
-
-def _check_subnormals() -> None:
-    """A library that switches flush-to-zero on would change results without a trace."""
-    tiny = torch.full((1 << 16,), 2.0**-149)
-    if not bool((tiny * 1.0 == tiny).all()):
-        raise UncoveredError(
-            "this process flushes subnormal numbers to zero, so results would depend on which library was imported "
-            "first. Call torch.set_flush_denormal(False), or find the library built with -ffast-math."
         )
