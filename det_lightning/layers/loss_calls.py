@@ -13,6 +13,7 @@ from torch import Tensor
 
 from det_lightning.arithmetic.formats import LOWEST_EXPONENT, NB
 from det_lightning.arithmetic.long_accumulator import digits_of
+from det_lightning.errors import InputError
 from det_lightning.ops.class_losses import class_items, kl_items, probability_items
 from det_lightning.ops.item_losses import loss_items
 from det_lightning.ops.loss import cross_entropy_items
@@ -78,7 +79,7 @@ def loss_call(func: Callable, args: tuple, kwargs: dict, samples: int, refusal: 
 
     Raises:
         UncoveredError: made by `refusal`; an argument outside the contract.
-        InputError: shapes, dtypes or targets that do not fit.
+        InputError: shapes, dtypes, devices or targets that do not fit.
     """
     kind, own = _KINDS[func]
     signature = _signature(func)
@@ -88,6 +89,7 @@ def loss_call(func: Callable, args: tuple, kwargs: dict, samples: int, refusal: 
     x, target, reduction = given.pop("input"), given.pop("target"), given.pop("reduction")
     parameters = {name: given.pop(name) for name in own}
     allowed = ("mean", "sum", "none", *(("batchmean",) if kind == "kl" else ()))
+    _check_devices(func.__name__, x, {"target": target, **parameters, **given})
     changed = [name for name, value in given.items() if not _same(value, signature.parameters[name].default)]
     if changed or reduction not in allowed:
         what = ", ".join(f"{name}=" for name in changed) or f"reduction={reduction!r}"
@@ -151,6 +153,15 @@ def _class_call(
         return Items(values, reduction, count_digits(values.numel()), key, (target,))
     key = ("weights", *identity(target), *identity(weight), ignore_index)
     return Items(values, reduction, item_digits(weight[places]).cpu(), key, (target, weight))
+
+
+def _check_devices(name: str, x: Tensor, others: dict[str, object]) -> None:
+    for argument, value in others.items():
+        if isinstance(value, Tensor) and value.device != x.device:
+            raise InputError(
+                f"{name} takes its tensors on one device, got input on {x.device} and {argument} on {value.device}. Move "
+                f"{argument} to input.device; what belongs to the model follows it as a buffer (register_buffer)"
+            )
 
 
 def _rows(x: Tensor) -> tuple[Tensor, torch.Size]:

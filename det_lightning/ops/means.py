@@ -90,7 +90,7 @@ def exact_mean(values: torch.Tensor, mask: torch.Tensor | None = None) -> torch.
         A tensor without dimensions; the mean of nothing is NaN.
 
     Raises:
-        InputError: another dtype or shape.
+        InputError: another dtype, shape or device.
     """
     operands = (values,) if mask is None else (values, mask)
     if has_torch_function(operands):
@@ -107,4 +107,9 @@ def check_mask(values: torch.Tensor, mask: torch.Tensor) -> None:
         raise InputError(
             f"exact_mean takes a bool mask of the values' shape {list(values.shape)}, got {mask.dtype} "
             f"{list(mask.shape)}. Write exact_mean(values, mask.bool().expand_as(values))"
+        )
+    if mask.device != values.device:
+        raise InputError(
+            f"exact_mean takes values and mask on one device, got values on {values.device} and mask on {mask.device}. "
+            f"Write exact_mean(values, mask.to(values.device))"
         )
