@@ -379,9 +379,13 @@ LOSSES = {
         "5 unlike numbers of items; at most 4",
     ),
     "one dimension": (lambda self, b: self(b[0]).mean(1).mean(), "mean over chosen dimensions"),
-    "item weights": (
-        lambda self, b: F.binary_cross_entropy_with_logits(self(b[0])[:, 0], b[1].float(), weight=torch.ones(12)),
-        r"with weight=.*Write \(weight \* F\.binary_cross_entropy_with_logits\(\.\.\., reduction='none'\)\)\.mean",
+    "item weights of another shape": (
+        lambda self, b: F.binary_cross_entropy_with_logits(self(b[0])[:, 0], b[1].float(), weight=torch.ones(5)),
+        r"weight of float32 without gradient that broadcasts to the predictions' shape \[12\], got torch\.float32 \[5\]",
+    ),
+    "weights that are trained": (
+        lambda self, b: F.binary_cross_entropy_with_logits(self(b[0]), b[0][:, :CLASSES], pos_weight=self.output.bias),
+        "takes a pos_weight of float32 without gradient",
     ),
     "negative class weights": (
         lambda self, b: F.cross_entropy(self(b[0]), b[1], weight=-torch.ones(CLASSES)),
