@@ -45,10 +45,11 @@ class _Arithmetic(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx, gradient):
+        saved = ctx.saved_tensors  # once: activation checkpointing hands it out once
         gradients = []
         for side in (0, 1):
             needed = ctx.needs_input_grad[side]
-            terms = _terms(ctx.operation, side, gradient, ctx.saved_tensors) if needed else None
+            terms = _terms(ctx.operation, side, gradient, saved) if needed else None
             gradients.append(None if terms is None else _summed(terms, ctx.shapes[side], ctx.places[side]))
         return *gradients, None, None, None
 
