@@ -5,6 +5,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import cache
+from types import NoneType
 from typing import Any, Literal
 
 import torch
@@ -14,7 +15,7 @@ from torch import Tensor
 from det_lightning.arithmetic.formats import LOWEST_EXPONENT, NB
 from det_lightning.arithmetic.long_accumulator import digits_of
 from det_lightning.errors import InputError
-from det_lightning.ops.class_losses import class_items, kl_items, probability_items
+from det_lightning.ops.class_losses import check_divisors, class_items, kl_items, probability_items
 from det_lightning.ops.item_losses import loss_items
 from det_lightning.ops.loss import cross_entropy_items
 from det_lightning.ops.means import item_digits
@@ -24,15 +25,15 @@ _KINDS: dict[Callable, tuple[str, tuple[str, ...]]] = {
     F.cross_entropy: ("cross_entropy", ("weight", "ignore_index", "label_smoothing")),
     F.nll_loss: ("nll", ("weight", "ignore_index")),
     F.kl_div: ("kl", ("log_target",)),
-    F.mse_loss: ("mse", ()),
-    F.l1_loss: ("l1", ()),
+    F.mse_loss: ("mse", ("weight",)),
+    F.l1_loss: ("l1", ("weight",)),
     F.smooth_l1_loss: ("smooth_l1", ("beta",)),
-    F.huber_loss: ("huber", ("delta",)),
-    F.binary_cross_entropy_with_logits: ("bce_logits", ()),
-    F.binary_cross_entropy: ("bce", ()),
+    F.huber_loss: ("huber", ("delta", "weight")),
+    F.binary_cross_entropy_with_logits: ("bce_logits", ("weight", "pos_weight")),
+    F.binary_cross_entropy: ("bce", ("weight",)),
 }
 LOSS_FUNCTIONS = tuple(_KINDS)
-_WEIGHTED = ("weight", "pos_weight")
+_DIVIDED_BY_WEIGHTS = ("mse", "l1")  # as torch does; its other losses divide by the number of items
 
 
 @dataclass(frozen=True)
@@ -96,13 +97,8 @@ def loss_call(func: Callable, args: tuple, kwargs: dict, samples: int, refusal: 
         advice = f"Covered besides prediction and target: reduction={' or '.join(map(repr, allowed))}, " + ", ".join(
             own
         )
-        if set(changed) & set(_WEIGHTED):
-            advice = f"Write (weight * F.{func.__name__}(..., reduction='none')).mean(), weight of the items' shape."
         raise refusal(f"{func.__name__} with {what}", advice)
-    if x.dtype in (torch.bfloat16, torch.float16):
-        x = x.float()
-    if target.dtype in (torch.bfloat16, torch.float16):
-        target = target.float()
+    x, target = _in_float32(x), _in_float32(target)
     if kind in ("cross_entropy", "nll"):
         return _class_call(kind, x, target, reduction, samples, **parameters)
     if kind == "kl":
@@ -110,8 +106,27 @@ def loss_call(func: Callable, args: tuple, kwargs: dict, samples: int, refusal: 
         batch = reduction == "batchmean"
         count = len(values) if batch else values.numel()
         return counted(values, count, samples, "mean" if batch else reduction)
-    values = loss_items(kind, x, target, *(float(value) for value in parameters.values()))
-    return counted(values, values.numel(), samples, reduction)
+    return _item_call(kind, x, target, reduction, samples, parameters)
+
+
+def _item_call(kind: str, x: Tensor, target: Tensor, reduction: str, samples: int, parameters: dict) -> Items:
+    weight = _in_float32(parameters.pop("weight", None))
+    if weight is not None and kind in _DIVIDED_BY_WEIGHTS and weight.shape != x.shape:
+        raise InputError(
+            f"the {kind} loss takes a weight of the predictions' shape {list(x.shape)}, got {list(weight.shape)}"
+        )
+    others = [
+        _in_float32(value) if isinstance(value, (Tensor, NoneType)) else float(value) for value in parameters.values()
+    ]
+    values = loss_items(kind, x, target, *others, weight=weight)
+    if weight is None or kind not in _DIVIDED_BY_WEIGHTS or reduction != "mean":
+        return counted(values, values.numel(), samples, reduction)
+    check_divisors(weight)
+    return Items(values, "mean", item_digits(weight).cpu(), ("weights", *identity(weight)), (weight,))
+
+
+def _in_float32(value: Tensor | None) -> Tensor | None:
+    return value.float() if value is not None and value.dtype in (torch.bfloat16, torch.float16) else value
 
 
 def _class_call(
@@ -125,6 +140,7 @@ def _class_call(
     ignore_index: int,
     label_smoothing: float = 0.0,
 ) -> Items:
+    weight = _in_float32(weight)
     if target.is_floating_point():
         rows, shape = _rows(x)
         classes = _rows(target)[0] if target.shape == x.shape else target

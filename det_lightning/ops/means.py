@@ -11,10 +11,10 @@ from torch.autograd.function import once_differentiable
 from torch.overrides import handle_torch_function, has_torch_function
 
 from ..errors import InputError
-from .digits import digits_value
+from .digits import det_finalize, digits_value
 from .loss import exact_mean as mean_of_all
 from .quotient import det_quotient
-from .reduction import det_sum_partial
+from .reduction import Dim, det_sum_partial, reduced_dims
 
 
 class _Undivided(torch.autograd.Function):
@@ -76,6 +76,34 @@ def selected(values: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
 def item_digits(values: torch.Tensor) -> torch.Tensor:
     """int64 [NB]: the exact sum of all items."""
     return det_sum_partial(values.detach().reshape(-1), dim=0)
+
+
+class _MeanOver(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, dims):
+        kept = [1 if d in dims else size for d, size in enumerate(x.shape)]
+        count = 1
+        for d in dims:
+            count *= x.shape[d]
+        ctx.shape, ctx.kept, ctx.count = x.shape, kept, count
+        return det_finalize(det_sum_partial(x.detach(), dim=dims), dtype=x.dtype, denominator=count).view(kept)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, gradient):
+        count = torch.tensor(float(ctx.count), dtype=gradient.dtype, device=gradient.device)
+        return (gradient / count).view(ctx.kept).expand(ctx.shape), None
+
+
+def mean_over(x: torch.Tensor, dim: Dim, *, keepdim: bool = False) -> torch.Tensor:
+    """The mean over `dim` (None: all): exact sum, exact count, one rounding; backward RN(g / count). For what holds no
+    samples: nothing waits for a global batch here.
+
+    Raises InputError for a dimension that x lacks, or another dtype than float32, bfloat16 or float16.
+    """
+    dims = reduced_dims("mean_over", x, dim)
+    out = _MeanOver.apply(x, dims)
+    return out if keepdim else out.view([size for d, size in enumerate(x.shape) if d not in dims])
 
 
 def exact_mean(values: torch.Tensor, mask: torch.Tensor | None = None) -> torch.Tensor:

@@ -108,6 +108,8 @@ class StepMixin:
         module = self.lightning_module
         automatic = module.automatic_optimization
         named = [(name, p) for name, p in module.named_parameters() if p.requires_grad or not automatic]
+        if self._reducer is not None:
+            self._reducer.forget_functions()
         if self._reducer is None or [id(p) for _, p in named] != [id(p) for _, p in self._reducer.parameters]:
             # By hand one freezes parameters within a step, and runs several graphs forward before one backward.
             options = {"announced": automatic, "frozen_too": not automatic}
@@ -174,6 +176,8 @@ class StepMixin:
     def _reduce(self, optimizer: Any) -> None:
         means, digest = self._reducer.reduce()
         penalties = self._plan.partial(None)
+        again = penalties is not None or not self.lightning_module.automatic_optimization
+        self._reducer.functions.backward(keep=again)
         if penalties is not None:  # once a step, the same on every rank
             self.precision_plugin.backward(penalties, self.lightning_module, optimizer)
         self.step_facts = StepFacts(

@@ -66,6 +66,10 @@ LOSSES = {
     "bce_logits + mse": lambda self, x, p, c, n: (
         F.binary_cross_entropy_with_logits(self(x), p) + 0.25 * F.mse_loss(self(x), p)
     ),
+    "bce, weighted": lambda self, x, p, c, n: F.binary_cross_entropy_with_logits(
+        self(x), p, weight=(n + 1).float().unsqueeze(1) / 3, pos_weight=weights_for(x)
+    ),
+    "mse, weighted": lambda self, x, p, c, n: F.mse_loss(self(x), p, weight=(n.unsqueeze(1) * p)),
     "ignored classes": lambda self, x, p, c, n: F.cross_entropy(self(x), c),
     "class weights": lambda self, x, p, c, n: F.cross_entropy(self(x), c, weight=weights_for(x)),
     "label smoothing": lambda self, x, p, c, n: F.cross_entropy(self(x), c, label_smoothing=0.1),
@@ -156,3 +160,11 @@ def test_C03_C36_the_stock_strategy_fails_the_same_check():
     )
     a, b = (np.frombuffer(outcome.weights[1], dtype=np.float32) for outcome in (whole, halves))
     assert np.abs(a - b).max() > 1e-4
+
+
+def test_C36_the_stock_strategy_fails_the_same_check_with_item_weights():
+    whole, thirds = (
+        train(0, 1, free_port(), run_of("bce, weighted", split, strategy="ddp"))
+        for split in (Split(1, 12, 1), Split(1, 4, 3))
+    )
+    assert whole.weights[0] == thirds.weights[0] and whole.weights[-1] != thirds.weights[-1]

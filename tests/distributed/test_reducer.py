@@ -210,6 +210,9 @@ def test_full_digits_live_only_while_their_bucket_is_in_flight():
             most = max(most, sum(local.digits is not None for local in reducer._local.values()))
             return result
 
+        def added(self, parameter):
+            reducer.added(parameter)
+
     for last in (False, True):
         x = wide_values(5, 4, 64, spread=1)
         for layer in layers:
