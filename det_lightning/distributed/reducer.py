@@ -71,14 +71,13 @@ class GradientReducer:
         self._exchange = Exchange(group, levels)
         tensors = [parameter for _, parameter in self.parameters]
         device = tensors[0].device if tensors else torch.device("cpu")
-        most = bucket_elements or self._exchange.least(bucket_elements_for(device), device)
-        self.buckets = fill_buckets(tensors, most=most, parts=self._exchange.ranks)
+        self._bucket_elements = bucket_elements or self._exchange.least(bucket_elements_for(device), device)
+        self.buckets = fill_buckets(tensors, most=self._bucket_elements, parts=self._exchange.ranks)
         self._device = device
         self._pipeline = Pipeline(device)
         self._tally = Tally(means)
         self._pool = DigitPool()
         self._own = (len(self.parameters), len(self.buckets))
-        self._bucket_elements = bucket_elements
         self._places: dict[int, tuple[int, int, int]] = {}  # id -> place, bucket, offset
         self._lay_out(0)
         self.functions = MetFunctions()
