@@ -100,33 +100,28 @@ struct Lanes {
 
     // Requires: words without a NaN that is not canonical, if they are floats; j < 2^32.
     __device__ __forceinline__ void mix_four(uint32 j, const uint32 (&words)[4]) {
-        uint32 high = j ^ j >> 30, shifted = j << 2;
+        uint32 high = j ^ j >> 30;
         uint64 z[4], y[4];
 #pragma unroll
-        for (int v = 0; v < 4; v++) mix(words[v] ^ words[v] >> 30 ^ (shifted | v << 2), high ^ v, z[v], y[v]);
+        for (int v = 0; v < 4; v++) mix(words[v] ^ __funnelshift_r(words[v], j, 30) ^ v << 2, high ^ v, z[v], y[v]);
 #pragma unroll
         for (int v = 0; v < 4; v += 2) first += z[v] + z[v + 1], second += y[v] + y[v + 1];
     }
 };
 
-// Whether one of four float32 may be a NaN: no for finite ones.
-__device__ __forceinline__ bool maybe_nan(const uint32 (&words)[4]) {
-    float zero = __fmaf_rn(__uint_as_float(words[0]), 0.0f, __uint_as_float(words[1]) * 0.0f);
-    float other = __fmaf_rn(__uint_as_float(words[2]), 0.0f, __uint_as_float(words[3]) * 0.0f);
-    return !(zero + other == 0.0f);
-}
+constexpr int bytes_of_four(int code) { return code == FLOAT32 || code == BYTES_4 ? 16 : code == BYTES_1 ? 4 : 8; }
 
-// Four elements from number i on, as words.
+// The four elements number 4 i, 4 i + 1, ..., as words.
 __device__ __forceinline__ void load_four(const void* data, int64 i, int code, uint32 (&words)[4]) {
     if (code == FLOAT32 || code == BYTES_4) {
-        uint4 four = __ldcs(static_cast<const uint4*>(data) + i / 4);
+        uint4 four = __ldcs(static_cast<const uint4*>(data) + i);
         words[0] = four.x, words[1] = four.y, words[2] = four.z, words[3] = four.w;
     } else if (code == BYTES_1) {
-        uint32 four = __ldcs(static_cast<const uint32*>(data) + i / 4);
+        uint32 four = __ldcs(static_cast<const uint32*>(data) + i);
 #pragma unroll
         for (int v = 0; v < 4; v++) words[v] = four >> (8 * v) & 0xff;
     } else {
-        uint2 four = __ldcs(static_cast<const uint2*>(data) + i / 4);
+        uint2 four = __ldcs(static_cast<const uint2*>(data) + i);
         words[0] = four.x & 0xffff, words[1] = four.x >> 16, words[2] = four.y & 0xffff, words[3] = four.y >> 16;
     }
 }
@@ -138,14 +133,55 @@ __device__ __noinline__ uint4 canonical_four(uint4 words) {
                       canonical_bits(words.w, form));
 }
 
-__device__ __forceinline__ void canonicalise(uint32 (&words)[4], int code) {
+template <int N>
+__device__ __forceinline__ void canonicalise(uint32 (&words)[N][4], int code) {
     if (code == BFLOAT16 || code == FLOAT16) {
 #pragma unroll
-        for (int v = 0; v < 4; v++) words[v] = canonical_bits(words[v], format_of(code));
+        for (int n = 0; n < N; n++)
+#pragma unroll
+            for (int v = 0; v < 4; v++) words[n][v] = canonical_bits(words[n][v], format_of(code));
     }
-    if (code == FLOAT32 && maybe_nan(words)) {
-        uint4 four = canonical_four(make_uint4(words[0], words[1], words[2], words[3]));
-        words[0] = four.x, words[1] = four.y, words[2] = four.z, words[3] = four.w;
+    if (code == FLOAT32) {
+        // 0 for finite numbers.
+        float zero = 0.0f;
+#pragma unroll
+        for (int n = 0; n < N; n++)
+#pragma unroll
+            for (int v = 0; v < 4; v++) zero = __fmaf_rn(__uint_as_float(words[n][v]), 0.0f, zero);
+        if (zero == 0.0f) return;
+#pragma unroll
+        for (int n = 0; n < N; n++) {
+            uint4 four = canonical_four(make_uint4(words[n][0], words[n][1], words[n][2], words[n][3]));
+            words[n][0] = four.x, words[n][1] = four.y, words[n][2] = four.z, words[n][3] = four.w;
+        }
+    }
+}
+
+constexpr int FOURS = 32;  // that a thread takes of a part
+
+// lanes += those of a whole part for blocks of THREADS threads. from: this thread's first four; j: its place. Fours are taken
+// BATCH at a time, the next of them under way while some are mixed.
+template <int CODE>
+__device__ __forceinline__ void digest_part(const char* from, uint32 j, Lanes& lanes) {
+    constexpr int BATCH = 2;
+    constexpr int BYTES = THREADS * bytes_of_four(CODE);
+    uint32 words[BATCH][4], next[BATCH][4];
+#pragma unroll
+    for (int b = 0; b < BATCH; b++) load_four(from + b * BYTES, 0, CODE, next[b]);
+#pragma unroll 2
+    for (int n = 0; n < FOURS; n += BATCH, j += 4 * BATCH * THREADS) {
+#pragma unroll
+        for (int b = 0; b < BATCH; b++)
+#pragma unroll
+            for (int v = 0; v < 4; v++) words[b][v] = next[b][v];
+        from += BATCH * BYTES;
+        if (n + BATCH < FOURS) {
+#pragma unroll
+            for (int b = 0; b < BATCH; b++) load_four(from + b * BYTES, 0, CODE, next[b]);
+        }
+        canonicalise(words, CODE);
+#pragma unroll
+        for (int b = 0; b < BATCH; b++) lanes.mix_four(j + 4 * b * THREADS, words[b]);
     }
 }
 
@@ -156,24 +192,21 @@ template <int CODE>
 __device__ __forceinline__ void digest_fours(
     const void* data, int64 count, int64 first, uint64& lane0, uint64& lane1
 ) {
-    constexpr int FOURS = 32;
     Lanes lanes;
     int64 fours = count / 4, part = static_cast<int64>(blockDim.x) * FOURS;
     for (int64 start = blockIdx.x * part; start < fours; start += gridDim.x * part) {
-        int64 i = start + threadIdx.x;
-        int left = static_cast<int>((min(start + part, fours) - i + blockDim.x - 1) / blockDim.x);
+        int64 i = start + threadIdx.x, end = min(start + part, fours);
         uint32 j = static_cast<uint32>(first + 4 * i);
-        if (left <= 0) break;
-        uint32 words[4], next[4];
-        load_four(data, 4 * i, CODE, next);
-#pragma unroll 2
-        for (; left > 0; left--, i += blockDim.x, j += 4 * blockDim.x) {
-#pragma unroll
-            for (int v = 0; v < 4; v++) words[v] = next[v];
-            // Under way while this four is mixed. The last one once more is as good as none.
-            load_four(data, 4 * (left > 1 ? i + blockDim.x : i), CODE, next);
+        if (blockDim.x == THREADS && end == start + part) {
+            digest_part<CODE>(static_cast<const char*>(data) + i * bytes_of_four(CODE), j, lanes);
+            continue;
+        }
+#pragma unroll 1
+        for (; i < end; i += blockDim.x, j += 4 * blockDim.x) {
+            uint32 words[1][4];
+            load_four(data, i, CODE, words[0]);
             canonicalise(words, CODE);
-            lanes.mix_four(j, words);
+            lanes.mix_four(j, words[0]);
         }
     }
     lane0 += lanes.first;
