@@ -7,12 +7,13 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from det_lightning.callbacks.recording import recording_options
 from det_lightning.callbacks.replicas import drift_of
-from det_lightning.callbacks.run_states import digests_of, named_states, schedule_of
+from det_lightning.callbacks.run_states import digests_of, named_states
 
 from det_lightning.errors import InputError, ReplicaError
 from det_lightning.ledger.digest import value_digest
-from det_lightning.ledger.record import KINDS, float_bits
+from det_lightning.ledger.record import KINDS, float_bits, root
 from det_lightning.ledger.store import LedgerWriter
 
 
@@ -34,11 +35,11 @@ class PlainLedger:
         path: directory that holds no ledger yet.
         recipe: what must agree between runs that are meant to be equal; numbers as float_bits, strings, lists, dicts.
         environment: what may differ.
-        kinds: as for WeightLedger.
+        kinds, leaves_every_n_steps, keep_leaves, keep_leaves_every_n_steps: as for WeightLedger.
         replicas: every rank holds a copy of all tensors, and they are compared after every step.
 
     Raises:
-        InputError: an unknown kind, or `after_step` without `before_step` though gradients are recorded.
+        InputError: an unknown kind, an interval below 1; `after_step` without `before_step` though gradients are recorded.
         LedgerError: the directory holds a ledger, or cannot be written.
         ReplicaError: from `after_step`, on every rank, if the copies differ.
     """
@@ -52,9 +53,12 @@ class PlainLedger:
         recipe: Mapping[str, Any] | None = None,
         environment: Mapping[str, Any] | None = None,
         kinds: Iterable[str] | Mapping[str, int] = KINDS,
+        leaves_every_n_steps: int = 1,
+        keep_leaves: int | None = None,
+        keep_leaves_every_n_steps: int | None = None,
         replicas: bool = False,
     ):
-        self._every = schedule_of(kinds)
+        self._options = recording_options(kinds, leaves_every_n_steps, keep_leaves, keep_leaves_every_n_steps)
         self._model = model
         self._optimizers = [optimizers] if isinstance(optimizers, torch.optim.Optimizer) else list(optimizers)
         self._replicas, self._step = replicas, 0
@@ -63,18 +67,22 @@ class PlainLedger:
         self._writer: LedgerWriter | None = None
         if self._writes:
             self._writer = LedgerWriter.create(
-                path, recipe=recipe or {}, environment={"recording": self._every, **(environment or {})}, entry={}
+                path,
+                recipe=recipe or {},
+                environment={"recording": self._options.header(), **(environment or {})},
+                entry={},
+                retention=self._options.retention,
             )
         self._record({})
 
     def before_step(self) -> None:
         """Digests the gradients; they must be reduced by now."""
-        due = self._is_due("gradients", self._step + 1)
+        due = self._options.is_due("gradients", self._step + 1)
         self._gradients = digests_of(named_states(self._model, [])["gradients"]) if due else {}
 
     def after_step(self, *, loss: torch.Tensor | None = None, batch: Any = None, epoch: int = 0) -> None:
         """Writes the record of the step. loss: without dimensions. batch: digested as it is, on this rank."""
-        if self._gradients is None and "gradients" in self._every:
+        if self._gradients is None and "gradients" in self._options.every:
             raise InputError("after_step was called without before_step; gradients are digested there")
         self._step += 1
         self._record(
@@ -107,8 +115,7 @@ class PlainLedger:
         states = named_states(self._model, self._optimizers)
         leaves = {
             kind: (self._gradients or {}) if kind == "gradients" else digests_of(states[kind])
-            for kind in self._every
-            if self._is_due(kind, self._step)
+            for kind in self._options.due(self._step)
         }
         if self._writer is not None:
             agree = {
@@ -119,16 +126,17 @@ class PlainLedger:
                 "loss": None,
                 "learning_rates": [],
                 "clip": None,
-                "roots": {kind: None for kind in self._every if kind not in leaves},
+                "roots": {kind: None for kind in self._options.every if kind not in leaves},
                 **fields,
             }
-            self._writer.append(agree, leaves, {"time_ns": time.time_ns()})
+            written = leaves
+            if not self._options.writes_leaves(self._step):
+                agree["roots"] |= {kind: root(digests) for kind, digests in leaves.items()}
+                written = {}
+            self._writer.append(agree, written, {"time_ns": time.time_ns()})
         if self._replicas:
             drift = drift_of({f"{kind} {name}": each for kind, named in leaves.items() for name, each in named.items()})
             if drift is not None:
                 raise ReplicaError(
                     f"after step {self._step} the replicas differ: {drift.words}", step=self._step, ranks=drift.ranks
                 )
-
-    def _is_due(self, kind: str, step: int) -> bool:
-        return kind in self._every and step % self._every[kind] == 0

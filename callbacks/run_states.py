@@ -7,7 +7,6 @@ import torch
 from det_lightning.errors import InputError
 from det_lightning.kernels.dispatch import kernels_of
 from det_lightning.ledger.digest import digest_of_lanes, tensor_digest
-from det_lightning.ledger.record import KINDS
 
 
 def named_states(
@@ -87,15 +86,3 @@ class Fetched:
             self._event.synchronize()
             self._event = None
         return self._tensor
-
-
-def schedule_of(kinds: Iterable[str] | Mapping[str, int]) -> dict[str, int]:
-    """kind -> every how many steps it is recorded. Raises InputError for an unknown kind or an interval below 1."""
-    every = dict(kinds) if isinstance(kinds, Mapping) else dict.fromkeys(kinds, 1)
-    unknown = sorted(set(every) - set(KINDS))
-    if unknown:
-        raise InputError(f"a ledger records {', '.join(KINDS)}; it does not know {', '.join(unknown)}")
-    for kind, steps in every.items():
-        if type(steps) is not int or steps < 1:
-            raise InputError(f"{kind} is to be recorded every {steps!r} steps; give a whole number from 1")
-    return every

@@ -11,10 +11,10 @@ import numpy as np
 import torch
 from blake3 import blake3
 from det_lightning.callbacks.lightning_namespace import Callback
+from det_lightning.callbacks.recording import recording_options
 from det_lightning.callbacks.run_header import entry_of, environment, recipe
-from det_lightning.callbacks.run_states import Fetched, StartedDigests, named_states, schedule_of
+from det_lightning.callbacks.run_states import Fetched, StartedDigests, named_states
 
-from det_lightning.errors import InputError
 from det_lightning.ledger.record import KINDS, float_bits, root
 from det_lightning.ledger.store import LedgerWriter
 
@@ -32,11 +32,14 @@ class WeightLedger(Callback):
             "buffers". A mapping says every how many steps: {"weights": 1, "optimizer": 100}.
         leaves_every_n_steps: single digests are kept at these steps only, and of the others the roots; so much smaller is
             the ledger of a long run. A difference then leads to a tensor by a replay.
+        keep_leaves: of so many of the last records single digests are kept, older ones are deleted from time to time, so
+            that the ledger grows by its lines only; None: all are kept.
+        keep_leaves_every_n_steps: those of these steps are kept for good nevertheless.
         log: hand trace and roots to the Trainer's loggers too, as numbers in [0, 1), every `log_every_n_steps`: two runs
             whose curves coincide are the same.
 
     Raises:
-        InputError: an unknown kind, or an interval below 1.
+        InputError: an unknown kind, an interval below 1, or options that contradict each other.
         LedgerError: at the start of a fit, if the directory holds another run's ledger.
     """
 
@@ -48,14 +51,13 @@ class WeightLedger(Callback):
         entry_arguments: dict[str, Any] | None = None,
         kinds: Iterable[str] | Mapping[str, int] = KINDS,
         leaves_every_n_steps: int = 1,
+        keep_leaves: int | None = None,
+        keep_leaves_every_n_steps: int | None = None,
         log: bool = True,
     ):
         super().__init__()
-        self._every = schedule_of(kinds)
-        if type(leaves_every_n_steps) is not int or leaves_every_n_steps < 1:
-            raise InputError(f"leaves_every_n_steps is {leaves_every_n_steps!r}; give a whole number from 1")
-        self.path = Path(path)
-        self._leaves_every, self._log = leaves_every_n_steps, log
+        self._options = recording_options(kinds, leaves_every_n_steps, keep_leaves, keep_leaves_every_n_steps)
+        self.path, self._log = Path(path), log
         self._entry = entry, entry_arguments
         self._writer: LedgerWriter | None = None
         self._state: dict[str, Any] = {}  # step and trace of the last record, for checkpoints
@@ -64,11 +66,6 @@ class WeightLedger(Callback):
         self._pending: Callable[[], None] | None = None  # writes the record whose digests are still under way
         self._rates: list[str] = []
         self._facts: Any = None  # what the strategy says of the step that is about to be made
-
-    @property
-    def recording(self) -> dict[str, int]:
-        """kind -> every how many steps; for the header, so that a replay records the same."""
-        return {**self._every, "leaves": self._leaves_every}
 
     @property
     def state_key(self) -> str:
@@ -105,7 +102,7 @@ class WeightLedger(Callback):
             return
         self._facts = getattr(trainer.strategy, "step_facts", None)
         self._rates = [float_bits(float(group["lr"])) for group in optimizer.param_groups]
-        if self._is_due("gradients", trainer.global_step + 1):
+        if self._options.is_due("gradients", trainer.global_step + 1):
             self._gradients = StartedDigests(named_states(pl_module, [])["gradients"])
 
     def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx) -> None:
@@ -143,11 +140,11 @@ class WeightLedger(Callback):
                 self._writer = self._pending = None
 
     def _open(self, trainer, pl_module) -> LedgerWriter:
-        here = environment(trainer) | {"recording": self.recording}
+        here = environment(trainer) | {"recording": self._options.header()}
         # Of this run only: the callback may have recorded another one before.
         state = self._state if self._state.get("step") == trainer.global_step else {}
         if state and (self.path / "ledger.jsonl").exists():
-            writer = LedgerWriter.reopen(self.path, environment=here, **state)
+            writer = LedgerWriter.reopen(self.path, environment=here, retention=self._options.retention, **state)
             if writer.torn_bytes or writer.torn_leaf_bytes:
                 warn(
                     f"the ledger {self.path} ended within a record, as after a kill: {writer.torn_bytes} bytes of a torn "
@@ -161,6 +158,7 @@ class WeightLedger(Callback):
             environment=here,
             entry=entry_of(trainer, *self._entry),
             resumed_from=state or None,
+            retention=self._options.retention,
         )
 
     def _append(self, trainer, pl_module, *, stock_loss: torch.Tensor | None = None) -> None:
@@ -190,8 +188,8 @@ class WeightLedger(Callback):
 
     def _write(self, agree: dict[str, Any], leaves: dict[str, dict[str, bytes]], loggers: Iterable[Any]) -> None:
         step = agree["step"]
-        agree["roots"] = {kind: None for kind in self._every if kind not in leaves}
-        if step % self._leaves_every:
+        agree["roots"] = {kind: None for kind in self._options.every if kind not in leaves}
+        if not self._options.writes_leaves(step):
             agree["roots"] |= {kind: root(digests) for kind, digests in leaves.items()}
             leaves = {}
         record = self._writer.append(agree, leaves, {"time_ns": time.time_ns()})
@@ -205,13 +203,12 @@ class WeightLedger(Callback):
         """Whether a record is written one step late."""
         return any(parameter.is_cuda for parameter in pl_module.parameters())
 
-    def _is_due(self, kind: str, step: int) -> bool:
-        return kind in self._every and step % self._every[kind] == 0
-
     def _start(self, trainer, pl_module) -> dict[str, StartedDigests]:
         states = named_states(pl_module, trainer.optimizers)
-        due = [kind for kind in self._every if self._is_due(kind, self._step)]
-        return {kind: self._gradients if kind == "gradients" else StartedDigests(states[kind]) for kind in due}
+        return {
+            kind: self._gradients if kind == "gradients" else StartedDigests(states[kind])
+            for kind in self._options.due(self._step)
+        }
 
     def _note_checkpoints(self, trainer) -> None:
         saved = getattr(trainer.strategy, "saved_checkpoints", [])

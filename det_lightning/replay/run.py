@@ -13,7 +13,7 @@ from lightning.pytorch import Callback, Trainer
 from lightning.pytorch.strategies import DDPStrategy
 
 from det_lightning.callbacks.weight_ledger import WeightLedger
-from det_lightning.ledger.record import with_floats
+from det_lightning.ledger.record import KINDS, with_floats
 from det_lightning.ledger.store import LedgerReader
 from det_lightning.replay.entry import build, trainer_arguments
 from det_lightning.replay.step_recorder import Recording, StepRecorder
@@ -81,7 +81,7 @@ def run_rank(
         plan.out,
         entry=plan.override or plan.entry["function"],
         entry_arguments=_arguments(plan),
-        kinds={kind: every for kind, every in plan.recording_of.items() if kind != "leaves"},
+        kinds={kind: every for kind, every in plan.recording_of.items() if kind in KINDS},
         leaves_every_n_steps=plan.recording_of.get("leaves", 1),
     )
     callbacks = [*run.callbacks, ledger, _StopAtDivergence(plan.reference, ledger, progress)]
