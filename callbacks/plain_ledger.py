@@ -9,7 +9,9 @@ import torch
 import torch.distributed as dist
 from det_lightning.callbacks.recording import recording_options
 from det_lightning.callbacks.replicas import drift_of
-from det_lightning.callbacks.run_states import digests_of, named_states
+from det_lightning.callbacks.run_states import named_states
+from det_lightning.callbacks.shards import Shards
+from det_lightning.callbacks.started_digests import StartedDigests, digests_of
 
 from det_lightning.errors import InputError, ReplicaError
 from det_lightning.ledger.digest import value_digest
@@ -28,8 +30,9 @@ class PlainLedger:
                 optimizer.step()
                 ledger.after_step(loss=loss, batch=batch)
 
-    Rank 0 of the default process group writes. With `replicas`, every rank calls both, and copies that drift apart are
-    named by rank and tensor.
+    Rank 0 of the default process group writes. Where the model is sharded (`fully_shard`, DTensor, FSDP with
+    use_orig_params), every rank makes one and calls both, and the digests are those of the whole tensors. With `replicas`,
+    every rank calls both, and copies that drift apart are named by rank and tensor.
 
     Args:
         path: directory that holds no ledger yet.
@@ -39,7 +42,8 @@ class PlainLedger:
         replicas: every rank holds a copy of all tensors, and they are compared after every step.
 
     Raises:
-        InputError: an unknown kind, an interval below 1; `after_step` without `before_step` though gradients are recorded.
+        InputError: an unknown kind, an interval below 1, shards with `replicas`; `after_step` without `before_step` though
+            gradients are recorded.
         LedgerError: the directory holds a ledger, or cannot be written.
         ReplicaError: from `after_step`, on every rank, if the copies differ.
     """
@@ -63,6 +67,9 @@ class PlainLedger:
         self._optimizers = [optimizers] if isinstance(optimizers, torch.optim.Optimizer) else list(optimizers)
         self._replicas, self._step = replicas, 0
         self._gradients: dict[str, bytes] | None = None
+        self._shards = Shards.of(model)
+        if replicas and self._shards is not None:
+            raise InputError("replicas=True compares copies, but the ranks hold shards of this model; leave it out")
         self._writes = not (dist.is_available() and dist.is_initialized()) or dist.get_rank() == 0
         self._writer: LedgerWriter | None = None
         if self._writes:
@@ -78,7 +85,9 @@ class PlainLedger:
     def before_step(self) -> None:
         """Digests the gradients; they must be reduced by now."""
         due = self._options.is_due("gradients", self._step + 1)
-        self._gradients = digests_of(named_states(self._model, [])["gradients"]) if due else {}
+        takes_part = self._writes or self._replicas or self._shards is not None
+        gradients = named_states(self._model, [])["gradients"] if due and takes_part else {}
+        self._gradients = self._digests("gradients", gradients) if due and takes_part else {}
 
     def after_step(self, *, loss: torch.Tensor | None = None, batch: Any = None, epoch: int = 0) -> None:
         """Writes the record of the step. loss: without dimensions. batch: digested as it is, on this rank."""
@@ -109,12 +118,17 @@ class PlainLedger:
         elif self._writer is not None:
             self._writer.abandon()
 
+    def _digests(self, kind: str, tensors: Mapping[str, torch.Tensor]) -> dict[str, bytes]:
+        if self._shards is None:
+            return digests_of(tensors)
+        return StartedDigests(self._shards.pieces(kind, tensors), self._shards).result()
+
     def _record(self, fields: Mapping[str, Any]) -> None:
-        if not (self._writes or self._replicas):
+        if not (self._writes or self._replicas or self._shards is not None):
             return
         states = named_states(self._model, self._optimizers)
         leaves = {
-            kind: (self._gradients or {}) if kind == "gradients" else digests_of(states[kind])
+            kind: (self._gradients or {}) if kind == "gradients" else self._digests(kind, states[kind])
             for kind in self._options.due(self._step)
         }
         if self._writer is not None:
