@@ -7,6 +7,9 @@ from det_lightning.errors import InputError
 from det_lightning.ledger.record import KINDS
 from det_lightning.ledger.retention import Retention
 
+NO_KINDS = ("leaves", "keep_leaves", "keep_leaves_every")
+"""What stands beside the kinds in the `recording` of a ledger's header."""
+
 
 @dataclass(frozen=True)
 class RecordingOptions:
@@ -29,8 +32,8 @@ class RecordingOptions:
 
     def header(self) -> dict[str, int]:
         """For the environment in a ledger's header, so that a replay records the same."""
-        kept = self.retention and {"keep_leaves": self.retention.last, "keep_leaves_every": self.retention.every or 0}
-        return {**self.every, "leaves": self.leaves_every, **(kept or {})}
+        kept = () if self.retention is None else (self.retention.last, self.retention.every or 0)
+        return {**self.every, **dict(zip(NO_KINDS, (self.leaves_every, *kept), strict=False))}
 
 
 def recording_options(
