@@ -6,6 +6,7 @@ Known are DTensors (FSDP2, tensor parallelism) and the flat parameters of FSDP1 
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -117,12 +118,11 @@ def flat_shards(model: torch.nn.Module) -> dict[int, FlatShard]:
 
     Raises InputError for `use_orig_params=False`, which leaves no parameter a name.
     """
-    if not dist.is_available():
+    fsdp = sys.modules.get("torch.distributed.fsdp.fully_sharded_data_parallel")  # loaded where it is in use
+    if fsdp is None:
         return {}
-    from torch.distributed.fsdp import FullyShardedDataParallel
-
     found: dict[int, FlatShard] = {}
-    for module in FullyShardedDataParallel.fsdp_modules(model):
+    for module in fsdp.FullyShardedDataParallel.fsdp_modules(model):
         handle = module._handle
         if handle is None or not handle.uses_sharded_strategy:
             continue
