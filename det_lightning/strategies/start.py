@@ -32,7 +32,8 @@ def check_whole(module: nn.Module) -> None:
     for path, child in module.named_modules():
         if type(child).__module__.startswith(("torch.distributed.", "torch.nn.parallel.")):
             raise UncoveredError(
-                f"the module {path or '(the model itself)'} is a {type(child).__name__}, which cuts parameters or reduces gradients by itself. "
+                f"the module {path or '(the model itself)'} is a {type(child).__name__}, which cuts parameters or reduces "
+                f"gradients by itself. "
                 f"{_WHOLE}"
             )
     for name, parameter in module.named_parameters():
