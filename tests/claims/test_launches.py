@@ -25,7 +25,7 @@ NCCL = [
     {"NCCL_MIN_NCHANNELS": "16", "NCCL_MAX_NCHANNELS": "16"},
     {"NCCL_ALGO": "Ring", "NCCL_PROTO": "Simple"},
     {"NCCL_ALGO": "Ring", "NCCL_PROTO": "LL"},
-    {"NCCL_ALGO": "Tree"},
+    {"NCCL_ALGO": "ring;allreduce:tree"},
 ]
 
 
