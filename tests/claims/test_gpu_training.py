@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 
 from det_lightning.strategies.given_ranks import free_port
-from tests.claims import test_combinations, test_logging, test_losses, test_manual, test_random
+from tests.claims import test_combinations, test_logging, test_losses, test_manual, test_parameters, test_random
 from tests.claims.processes import on_ranks
 from tests.claims.trainings import Network, Outcome, Run, Split, train_each
 
@@ -42,7 +42,7 @@ RUNS = {
 }
 
 
-# Every loss, optimizer and precision, random numbers, logged values and manual optimization.
+# Every loss, use of a parameter, optimizer and precision, random numbers, logged values and manual optimization.
 RUNS |= {f"loss: {name}": test_losses.run_of(name, Split(1, 24, 1)) for name in test_losses.LOSSES}
 RUNS |= {
     " ".join(case): test_combinations.run_of(*case, Split(1, 24, 1))
@@ -54,6 +54,7 @@ RUNS |= {
     "checkpointing": replace(test_random.RUN, build=test_random.Checkpointed),
     "logging": replace(test_logging.RUN, trainer=test_logging.TRAINER),
 }
+RUNS |= {f"parameters: {name}": test_parameters.run_of(name, Split(1, 24, 1)) for name in test_parameters.USES}
 BY_HAND = {"manual": test_manual.RUN}  # without accumulation
 
 

@@ -108,7 +108,10 @@ USES = {
         y,
     ),
     "a table by a buffer": lambda self, x, h, y: loss(
-        self.classify((h.unsqueeze(1) * self.table[self.index]).unbind(1)[1] + self.table[torch.arange(5)][3]), y
+        self.classify(
+            (h.unsqueeze(1) * self.table[self.index]).unbind(1)[1] + self.table[torch.arange(5, device=x.device)][3]
+        ),
+        y,
     ),
     "concatenated weight": lambda self, x, h, y: loss(F.linear(h, torch.cat([self.low, self.part, self.low[:1]])), y),
     "transposed weight": lambda self, x, h, y: loss(self.classify(h @ F.linear(self.low.t(), self.low.t())), y),
@@ -180,6 +183,39 @@ def test_it_is_the_stock_training_up_to_rounding(name):
 def test_the_stock_strategy_fails_the_same_check(name):
     whole, thirds = (plain(name, split, 48) for split in (Split(1, 12, 1), Split(1, 4, 3)))
     assert whole.weights[0] == thirds.weights[0] and whole.weights[-1] != thirds.weights[-1]
+
+
+class ByHand(Uses):
+    """One gate, used by two losses that go backward one after the other."""
+
+    def __init__(self):
+        super().__init__("")
+        self.automatic_optimization = False
+
+    def training_step(self, batch, batch_idx):
+        x, y = batch
+        gate = torch.sigmoid(self.scale)
+        h = self.hidden(x)
+        self.manual_backward(loss(self.classify(h.detach() * gate), y), retain_graph=True)
+        second = 0.5 * loss(self.classify(gate * h + self.shift), y) + 0.01 * gate.sum()
+        self.manual_backward(second)
+        self.optimizers().step()
+        self.optimizers().zero_grad()
+        return second.detach()
+
+
+def test_a_function_of_parameters_may_be_used_by_two_losses_by_hand():
+    def run(split: Split, **options) -> Run:
+        options = {"options": {"global_batch": 12}, **options}
+        return Run(split=split, steps=3, samples=40, build=ByHand, **options)
+
+    unclipped = {"gradient_clip_val": None}
+    one = train(0, 1, free_port(), run(Split(1, 12, 1), trainer=unclipped))
+    two = on_ranks(2, train, run(Split(2, 6, 1), trainer=unclipped))[0]
+    assert one.weights == two.weights and len(set(one.weights)) == 4
+    stock = run(Split(1, 12, 1), trainer={**unclipped, "strategy": "auto"}, strategy="ddp", options={})
+    a, b = (np.frombuffer(o.weights[2], np.float32) for o in (one, train(0, 1, free_port(), stock)))
+    assert np.abs(a - b).max() < 1e-5
 
 
 class Unlike(Uses):
