@@ -18,19 +18,15 @@ from torch.overrides import TorchFunctionMode, _get_current_function_mode_stack
 from det_lightning.errors import DetError, UncoveredError
 from det_lightning.layers.batch_free import BatchFree
 from det_lightning.layers.call_names import (
-    ACROSS,
     DIVISIONS,
     FLATTENING,
     HOOKS,
-    IEEE,
-    MOVES,
-    MOVES_WITHOUT_GRADIENT,
     RANDOM,
     flat,
-    is_basic_index,
     name_of_call,
     true_division,
 )
+from det_lightning.layers.call_rules import CallRules
 from det_lightning.layers.loss_terms import STATISTIC, LossTerms
 from det_lightning.layers.mean_functions import MeanFunctions
 from det_lightning.layers.meetings import GradientSink, Meetings, Place
@@ -83,6 +79,7 @@ class FunctionMode(TorchFunctionMode):
         self.batch_free = BatchFree(model, samples, elder)
         self.meetings = Meetings(self.batch_free, sink, samples, self.name_of, self.refusal)
         self.terms = LossTerms(samples, self.batch_free)
+        self.rules = CallRules(self.batch_free.is_constant, samples, self.refusal)
         self._suspended = False
         self._autocast_dtype: torch.dtype | None = None
         self._paths: dict[int, str] | None = None
@@ -94,7 +91,9 @@ class FunctionMode(TorchFunctionMode):
             **MeanFunctions(self.terms, samples, strict, self.refusal).replacements,
         }
         if strict and places is not None:
-            functions = RandomFunctions(places, self.terms, self._module_path, self.refusal)
+            functions = RandomFunctions(
+                places, self.terms, self._module_path, self.batch_free.is_constant, self.refusal
+            )
             self._replacements |= functions.replacements
 
     def again(self) -> Callable[[], "FunctionMode"]:
@@ -166,8 +165,10 @@ class FunctionMode(TorchFunctionMode):
             return result
         if terms and self.terms.record(name, func, args, kwargs, terms, result, with_gradient=with_gradient):
             return result
-        self._check(name, operands, with_gradient, args, kwargs, result)
-        if not with_gradient and self._mixes_samples(name, args, kwargs):
+        if with_gradient and name not in ("detach", "data", "requires_grad_"):
+            self._refuse_parameters(name, operands)
+        self.rules.check(name, operands, with_gradient, args, kwargs, result)
+        if not with_gradient and self.rules.mixes_samples(name, operands, args, kwargs, result):
             self.terms.note_statistics([value for value in flat(result) if isinstance(value, Tensor)])
         if follows_mean:
             self._follow_mean(name, args[0] if name == "setitem" else result)
@@ -210,48 +211,6 @@ class FunctionMode(TorchFunctionMode):
         if any(value.requires_grad or any(value is buffer for buffer in self.model.buffers()) for value in made):
             raise UncoveredError(f"{name} is applied to {STATISTIC}")
         self.terms.note_statistics(made)
-
-    def _check(self, name, operands, with_gradient, args, kwargs, result) -> None:
-        if with_gradient and name not in ("detach", "data", "requires_grad_"):
-            self._refuse_parameters(name, operands)
-        if name in MOVES or (name in MOVES_WITHOUT_GRADIENT and not with_gradient):
-            return
-        if name == "getitem" and is_basic_index(args[1]):
-            return
-        if name == "setitem" and is_basic_index(args[1]) and args[0][args[1]].shape == getattr(args[2], "shape", ()):
-            return
-        if name in IEEE:
-            if kwargs.get("alpha", 1) != 1 or kwargs.get("rounding_mode") is not None:
-                raise self.refusal(
-                    f"{name} with alpha= or rounding_mode=", "Write the multiplication as a step of its own."
-                )
-            if with_gradient and any(value.requires_grad and value.shape != result.shape for value in operands):
-                raise self.refusal(
-                    f"{name} with a gradient through a broadcast",
-                    "Its backward pass adds floats in an order of its own; only linear layers sum gradients exactly.",
-                )
-            return
-        raise self.refusal(name)
-
-    def _mixes_samples(self, name: str, args: tuple, kwargs: dict) -> bool:
-        """Whether a call brings samples of the micro-batch together, or to other places of it."""
-        x = args[0] if args else None
-        if not isinstance(x, Tensor) or x.dim() == 0 or x.shape[0] != self.samples or self.samples == 1:
-            return False
-        if self.batch_free.is_constant(x):
-            return False
-        if name == "getitem":
-            first = args[1][0] if isinstance(args[1], tuple) and args[1] else args[1]
-            return isinstance(first, (Tensor, list))
-        if name not in ACROSS:
-            return False
-        dim = kwargs.get("dim", kwargs.get("dims", args[ACROSS[name]] if len(args) > ACROSS[name] else None))
-        if isinstance(dim, Tensor):  # the larger of two
-            return False
-        if dim is None and name in ("sort", "topk"):
-            dim = -1
-        dims = range(x.dim()) if dim is None else (dim,) if isinstance(dim, int) else tuple(dim)
-        return any(d % x.dim() == 0 for d in dims)
 
     def _refuse_parameters(self, name: str, operands: list[Tensor]) -> None:
         for value in self.batch_free.among(operands):

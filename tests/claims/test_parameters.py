@@ -57,6 +57,12 @@ def tokens(self, x, h, y):
     return loss(self.classify(sequence[:, 0] * 0.5 + sequence[:, 1] - sequence[:, 2]), y)
 
 
+def table_by_a_buffer(self, x, h, y):
+    shifted = h.unsqueeze(1) * self.table[self.index]
+    constant = torch.arange(5, device=x.device)
+    return loss(self.classify(shifted.unbind(1)[1] + self.table[constant][3]), y)
+
+
 def tied(self, x, h, y):
     again = F.relu(h) @ self.hidden.weight - x
     return loss(self.classify(h), y) + 0.1 * F.mse_loss(again, x)
@@ -107,12 +113,7 @@ USES = {
         self.classify(torch.cat([self.token.repeat(len(x), 1, 1), h.unsqueeze(1)], 1).view(len(x), -1)[:, :HIDDEN] + h),
         y,
     ),
-    "a table by a buffer": lambda self, x, h, y: loss(
-        self.classify(
-            (h.unsqueeze(1) * self.table[self.index]).unbind(1)[1] + self.table[torch.arange(5, device=x.device)][3]
-        ),
-        y,
-    ),
+    "a table by a buffer": table_by_a_buffer,
     "concatenated weight": lambda self, x, h, y: loss(F.linear(h, torch.cat([self.low, self.part, self.low[:1]])), y),
     "transposed weight": lambda self, x, h, y: loss(self.classify(h @ F.linear(self.low.t(), self.low.t())), y),
     "tied": tied,
