@@ -74,6 +74,11 @@ def standardised(self, x, h, y):
     return loss(F.linear(F.relu(h), centred / (centred.square().mean(1, keepdim=True) + 1e-5).sqrt()), y)
 
 
+def pruned(self, x, h, y):
+    w = self.output.weight
+    return loss(F.linear(F.relu(h * self.scale.exp().detach()), w * (w.abs() > 0.1) * self.scale.exp().detach()), y)
+
+
 def in_place(self, x, h, y):
     h = h * 1.0
     h += self.shift
@@ -92,12 +97,13 @@ def two_denominators(self, x, h, y):
 
 
 def checkpointed(self, x, h, y):
-    width = torch.tanh(self.shift)
+    width, half = torch.tanh(self.shift), torch.tensor(0.5, device=x.device)
 
     def region(h, scale, width):
-        return F.relu(h * scale + width) * torch.sigmoid(self.scale) + self.shift * width
+        return F.relu(h * scale + width) * torch.sigmoid(self.scale * half) + self.shift * width
 
-    return loss(self.output(checkpoint(region, h, self.scale, width, use_reentrant=False)), y)
+    logits = self.output(checkpoint(region, h, self.scale, width, use_reentrant=False))
+    return loss(logits, y) + 0.0005 * (logits * logits).sum()  # two denominators: computed again for each
 
 
 USES = {
@@ -120,6 +126,7 @@ USES = {
     "low rank": lambda self, x, h, y: loss(F.linear(F.relu(h), self.frozen.weight + 2.0 * (self.high @ self.low)), y),
     "standardised": standardised,
     "masked": lambda self, x, h, y: loss(F.linear(F.relu(h), self.output.weight * self.mask, self.output.bias), y),
+    "pruned": pruned,
     "in place": in_place,
     "a penalty of the same function": with_a_penalty,
     "two denominators": two_denominators,
