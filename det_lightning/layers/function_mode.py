@@ -38,9 +38,9 @@ _INPLACE_RELU = (F.relu_, torch.relu_, Tensor.relu_)
 _RELU = (F.relu, torch.relu, Tensor.relu, activation.relu)
 _GRADIENT_PROPERTY = frozenset((Tensor.grad.__get__, Tensor.grad.__set__, Tensor.grad.__delete__))
 _PENALTIES = (
-    "Covered functions of parameters alone: + - * / with numbers, parameters and buffers, pow(2), abs, sum, mean, matmul, "
-    "linear, relu, exp, log, sqrt, rsqrt, sigmoid, tanh, softplus, silu, gelu, views, casts and cat. Write it with these, "
-    "or freeze the parameter (requires_grad_(False))."
+    "Covered functions of parameters alone: + - * / with numbers, parameters and buffers, pow(2), abs, clamp, sum, mean, "
+    "matmul, linear, relu, exp, log, sqrt, rsqrt, sigmoid, tanh, softplus, silu, gelu, views, casts and cat. Write it with "
+    "these, or freeze the parameter (requires_grad_(False))."
 )
 _MEETINGS = (
     "A parameter meets samples through nn.Linear, F.linear, x @ weight, + - * / or parameter.expand(len(x), ...), where the "

@@ -7,6 +7,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch.nn.utils.parametrize import register_parametrization
 from torch.utils.checkpoint import checkpoint
 
 from det_lightning.strategies.given_ranks import free_port
@@ -14,6 +15,17 @@ from tests.claims.processes import on_ranks
 from tests.claims.trainings import CLASSES, HIDDEN, Network, Outcome, Run, Split, train, train_each
 
 SPLITS = [Split(1, 12, 1), Split(1, 1, 12), Split(3, 2, 2)]
+
+
+class LowRank(nn.Module):
+    """A parametrization of torch.nn.utils: weight + high @ low."""
+
+    def __init__(self):
+        super().__init__()
+        self.high, self.low = nn.Parameter(torch.full((CLASSES, 2), 0.1)), nn.Parameter(torch.eye(HIDDEN)[:2] * 0.3)
+
+    def forward(self, weight):
+        return weight + self.high @ self.low
 
 
 class Uses(Network):
@@ -34,6 +46,11 @@ class Uses(Network):
         self.frozen = nn.Linear(HIDDEN, CLASSES, bias=False).requires_grad_(False)
         with torch.no_grad():
             self.frozen.weight.copy_(torch.rand(CLASSES, HIDDEN, generator=generator) - 0.5)
+        self.parametrized = nn.Linear(HIDDEN, CLASSES)
+        with torch.no_grad():
+            for parameter in self.parametrized.parameters():
+                parameter.copy_(torch.rand(parameter.shape, generator=generator) - 0.5)
+        register_parametrization(self.parametrized, "weight", LowRank())
         self.register_buffer("index", torch.tensor([4, 4, 0]))
         self.register_buffer("mask", (torch.rand(CLASSES, HIDDEN, generator=generator) > 0.3).float())
 
@@ -61,6 +78,12 @@ def table_by_a_buffer(self, x, h, y):
     shifted = h.unsqueeze(1) * self.table[self.index]
     constant = torch.arange(5, device=x.device)
     return loss(self.classify(shifted.unbind(1)[1] + self.table[constant][3]), y)
+
+
+def queries(self, x, h, y):
+    """Samples in the dimension 1."""
+    spread = self.table[:3].unsqueeze(1).expand(-1, len(x), -1) + h.unsqueeze(0) * self.table[3:6].unsqueeze(1)
+    return loss(self.classify(spread.unbind(0)[1] - spread.unbind(0)[2]), y)
 
 
 def tied(self, x, h, y):
@@ -113,6 +136,13 @@ USES = {
     "0-dim scale": lambda self, x, h, y: loss(self.classify(self.single * h + self.single), y),
     "gate": lambda self, x, h, y: loss(self.classify(torch.sigmoid(self.scale) * h), y),
     "exponential": lambda self, x, h, y: loss(self.classify(h) * self.single.exp(), y),
+    "clamped": lambda self, x, h, y: loss(self.classify(h) * self.single.exp().clamp(max=1.2), y),
+    "keywords": lambda self, x, h, y: loss(
+        self.classify(torch.mul(input=torch.add(h, other=self.shift), other=self.scale)), y
+    ),
+    "queries": queries,
+    "a mask token": lambda self, x, h, y: loss(self.classify(torch.where(h > 0, h, self.shift.expand_as(h))), y),
+    "parametrized": lambda self, x, h, y: loss(self.parametrized(F.relu(h)), y),
     "prelu": lambda self, x, h, y: loss(self.output(F.relu(h) - self.single * F.relu(-h)), y),
     "tokens": tokens,
     "repeated token": lambda self, x, h, y: loss(

@@ -172,7 +172,7 @@ PARAMETER_USES = {
     "expand": lambda self, x, h, y: self.scale.expand(3, HIDDEN),
     "repeat": lambda self, x, h, y: self.scale.repeat(12, 2),
     "mul": lambda self, x, h, y: h[:, :CLASSES] * self.table,
-    "sub": lambda self, x, h, y: h[0] - self.table[:, :1],
+    "sub": lambda self, x, h, y: h[0, :CLASSES] - self.table,
     "div": lambda self, x, h, y: h[:1, :CLASSES] / self.table,
     "rand_like": lambda self, x, h, y: torch.rand_like(self.scale),
     "dropout": lambda self, x, h, y: F.dropout(self.scale, 0.1),
