@@ -47,6 +47,12 @@ _MEETINGS = (
     "exact sum over samples begins. Write it with these, or freeze the parameter (requires_grad_(False))."
 )
 
+_LOOKUPS = (
+    "Write rows that samples choose as F.one_hot(index, len(table)).to(table.dtype) @ table, whose gradient is an exact "
+    "sum; an index that is a buffer may be used as it is. Or freeze the parameter (requires_grad_(False))."
+)
+_BY_INDEX = frozenset("getitem embedding index_select gather take".split())
+
 
 class FunctionMode(TorchFunctionMode):
     """Replaces covered functions while a step of the model runs.
@@ -212,7 +218,8 @@ class FunctionMode(TorchFunctionMode):
     def _refuse_parameters(self, name: str, operands: list[Tensor]) -> None:
         for value in self.batch_free.among(operands):
             parameter = self.names.name_of(self.batch_free.parameter_below(value))
-            raise self.refusal(f"{name} applied to the parameter {parameter}", _MEETINGS)
+            advice = _LOOKUPS if name in _BY_INDEX else _MEETINGS
+            raise self.refusal(f"{name} applied to the parameter {parameter}", advice)
 
     def _relu(self, input, inplace=False):
         if inplace:

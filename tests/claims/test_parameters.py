@@ -141,6 +141,9 @@ USES = {
         self.classify(torch.mul(input=torch.add(h, other=self.shift), other=self.scale)), y
     ),
     "queries": queries,
+    "rows chosen by samples": lambda self, x, h, y: loss(
+        self.classify(h + F.one_hot((x[:, 0] > 0).long(), 9).to(h.dtype) @ self.table), y
+    ),
     "a mask token": lambda self, x, h, y: loss(self.classify(torch.where(h > 0, h, self.shift.expand_as(h))), y),
     "parametrized": lambda self, x, h, y: loss(self.parametrized(F.relu(h)), y),
     "prelu": lambda self, x, h, y: loss(self.output(F.relu(h) - self.single * F.relu(-h)), y),

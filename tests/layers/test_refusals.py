@@ -195,6 +195,7 @@ def test_a_use_of_a_parameter_that_is_not_covered_is_refused_with_the_line_to_wr
         UncoveredError, match=rf"{name}.*, called in .*(Write|Covered|Return|change \.grad|bring them there)"
     ) as refusal:
         fit(build)
+    assert ("F.one_hot(index" in str(refusal.value)) == (use in ("getitem", "embedding"))
     if name not in ("rand_like", "dropout", "register_hook", "backward"):
         assert re.search(r"parameter (scale|table)\b", str(refusal.value))
 
