@@ -2,10 +2,10 @@
 
     python -m benchmarks.ledger_speed --out benchmarks/results/ledger-cpu.json
 
-With --device cuda the digests and the recording are measured on a GPU instead, the recording with a network of GPT-2
-small's size:
+With --gpu the digests and the recording of GPT-2 small are measured on a GPU instead (`ledger_on_gpu.py`; needs
+transformers):
 
-    python -m benchmarks.ledger_speed --device cuda --out benchmarks/results/ledger-h200.json
+    python -m benchmarks.ledger_speed --gpu --out benchmarks/results/ledger-h200.json
 
 The two ledgers have 100,000 steps of 300 tensors and part at a step in the middle; they are written to a directory that
 is removed afterwards (about 1.1 GB), or kept with --ledgers DIR.
@@ -87,49 +87,17 @@ def digest_rate(elements: int = 1 << 24, repeats: int = 7) -> dict:
     return {"bytes": 4 * elements, **rates, "repeats": repeats}
 
 
-def cuda_digest_rate(elements: int = 1 << 28, repeats: int = 20) -> dict:
-    """Bytes of float32 that a GPU digests in a second, and copies."""
-    from det_lightning.kernels.dispatch import kernels_of
-
-    tensor = torch.randn(elements, device="cuda")
-    copy = torch.empty_like(tensor)
-
-    def seconds(call, moved: int) -> float:
-        call()
-        torch.cuda.synchronize()
-        begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-        begin.record()
-        for _ in range(repeats):
-            call()
-        end.record()
-        torch.cuda.synchronize()
-        return moved * repeats / (1e-3 * begin.elapsed_time(end)) / 1e9
-
-    digest = seconds(lambda: kernels_of("digest").lanes_tensor(tensor), 4 * elements)
-    copied = seconds(lambda: copy.copy_(tensor), 8 * elements)
-    return {
-        "bytes": 4 * elements,
-        "digest_GB_per_s": round(digest),
-        "copy_read_and_write_GB_per_s": round(copied),
-        "share_percent": round(100 * digest / copied, 1),
-        "repeats": repeats,
-    }
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", type=Path)
     parser.add_argument("--ledgers", type=Path)
     parser.add_argument("--steps", type=int, default=100_000)
-    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
+    parser.add_argument("--gpu", action="store_true")
     options = parser.parse_args()
-    if options.device == "cuda":
-        result = {
-            **surroundings(torch.cuda.get_device_name()),
-            "digest": cuda_digest_rate(),
-            "recording": recording_overhead("cuda"),
-        }
-        return write(result, options.out)
+    if options.gpu:
+        from benchmarks import ledger_on_gpu
+
+        return write(ledger_on_gpu.measure(), options.out)
     os.environ["OMP_NUM_THREADS"] = "1"
     with tempfile.TemporaryDirectory() as scratch:
         folder = options.ledgers or Path(scratch)
@@ -157,9 +125,8 @@ def write(result: dict, out: Path | None) -> None:
         out.write_text(text)
 
 
-def recording_overhead(device: str = "cpu", steps: int = 30) -> dict:
+def recording_overhead(steps: int = 30) -> dict:
     """Seconds of a stock training step with and without a ledger of all kinds."""
-    step_seconds = {"cpu": cpu_step_seconds, "cuda": cuda_step_seconds}[device]
     plain = [step_seconds(None, steps) for _ in range(3)]
     recorded = []
     for _ in range(3):
@@ -174,41 +141,8 @@ def recording_overhead(device: str = "cpu", steps: int = 30) -> dict:
     }
 
 
-def cpu_step_seconds(ledger: Path | None, steps: int) -> float:
-    """One thread, seven million weights, batches of 256."""
-    torch.set_num_threads(1)
-    network = torch.nn.Sequential(
-        *(layer for _ in range(6) for layer in (torch.nn.Linear(1088, 1088), torch.nn.ReLU()))
-    )
-    return fit_seconds(network, torch.randn(256 * steps, 1088), 256, ledger, steps, time.thread_time, "cpu")
-
-
-def cuda_step_seconds(ledger: Path | None, steps: int) -> float:
-    """GPT-2 small in float32 without TF32: 12 layers of width 768, 124 million weights, 8 sequences of 1,024 tokens."""
-    torch.backends.cuda.matmul.allow_tf32 = False
-    return fit_seconds(Transformer(), torch.randint(50257, (8 * steps, 1024)), 8, ledger, steps, cuda_time, "gpu")
-
-
-def cuda_time() -> float:
-    """Without waiting for the device: a training that runs ahead of it is what is measured, over many steps."""
-    return time.perf_counter()
-
-
-class Transformer(torch.nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.tokens, self.places = torch.nn.Embedding(50257, 768), torch.nn.Embedding(1024, 768)
-        layer = torch.nn.TransformerEncoderLayer(768, 12, 3072, 0.0, "gelu", batch_first=True, norm_first=True)
-        self.layers = torch.nn.TransformerEncoder(layer, 12, enable_nested_tensor=False)
-
-    def forward(self, x):
-        mask = torch.nn.Transformer.generate_square_subsequent_mask(x.shape[1], device=x.device)
-        hidden = self.tokens(x) + self.places(torch.arange(x.shape[1], device=x.device))
-        return self.layers(hidden, mask=mask, is_causal=True) @ self.tokens.weight.T
-
-
-def fit_seconds(network, samples, batch_size: int, ledger: Path | None, steps: int, clock, accelerator: str) -> float:
-    """Seconds of one step, from the third to the last."""
+def step_seconds(ledger: Path | None, steps: int) -> float:
+    """One thread, seven million weights, batches of 256: seconds of one step, from the third to the last."""
     from det_lightning.callbacks.weight_ledger import WeightLedger
     from lightning.pytorch import Callback, LightningModule, Trainer
     from torch.utils.data import DataLoader, TensorDataset
@@ -222,33 +156,28 @@ def fit_seconds(network, samples, batch_size: int, ledger: Path | None, steps: i
             self.times = []
 
         def on_train_batch_end(self, *_) -> None:
-            if len(self.times) in (0, steps - 1) and accelerator == "gpu":
-                torch.cuda.synchronize()
-            self.times.append(clock())
+            self.times.append(time.thread_time())
 
     class Module(LightningModule):
         def __init__(self):
             super().__init__()
-            self.net = network
+            layers = (layer for _ in range(6) for layer in (torch.nn.Linear(1088, 1088), torch.nn.ReLU()))
+            self.net = torch.nn.Sequential(*layers)
 
         def training_step(self, batch, _):
-            out = self.net(batch[0])
-            if out.dim() == 3:
-                return torch.nn.functional.cross_entropy(out[:, :-1].flatten(0, 1), batch[0][:, 1:].flatten())
-            return out.square().mean()
+            return self.net(batch[0]).square().mean()
 
         def configure_optimizers(self):
             return torch.optim.AdamW(self.parameters(), lr=1e-4)
 
     quiet_lightning()
+    torch.set_num_threads(1)
     torch.manual_seed(0)
-    times = Clock()
-    callbacks = [*([WeightLedger(ledger)] if ledger else []), times]
-    data = DataLoader(TensorDataset(samples), batch_size=batch_size)
-    trainer = Trainer(accelerator=accelerator, devices=1, max_steps=steps, callbacks=callbacks, **QUIET_TRAINER)
-    trainer.fit(Module(), data)
-    first = 0 if accelerator == "gpu" else 2
-    return (times.times[-1] - times.times[first]) / (len(times.times) - 1 - first)
+    clock = Clock()
+    callbacks = [*([WeightLedger(ledger)] if ledger else []), clock]
+    data = DataLoader(TensorDataset(torch.randn(256 * steps, 1088)), batch_size=256)
+    Trainer(accelerator="cpu", devices=1, max_steps=steps, callbacks=callbacks, **QUIET_TRAINER).fit(Module(), data)
+    return (clock.times[-1] - clock.times[2]) / (len(clock.times) - 3)
 
 
 if __name__ == "__main__":

@@ -9,7 +9,8 @@ from typing import Any, Literal
 
 import torch
 from det_lightning.callbacks.lightning_namespace import Callback
-from det_lightning.callbacks.run_states import digests_of, named_states
+from det_lightning.callbacks.run_states import named_states
+from det_lightning.callbacks.started_digests import digests_of
 
 from det_lightning.errors import DetError, FaultError, InputError
 from det_lightning.kernels import dispatch

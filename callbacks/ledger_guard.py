@@ -131,7 +131,7 @@ class LedgerGuard(Callback):
         states = named_states(pl_module, trainer.optimizers)
         differing = {(each.kind, each.name) for each in self.difference.tensors}
         kept = {
-            f"{kind} {name}": tensor.detach().cpu()
+            f"{kind} {name}": getattr(tensor, "_local_tensor", tensor).detach().cpu()  # of a DTensor this rank's part
             for kind, named in states.items()
             for name, tensor in named.items()
             if not differing or (kind, name) in differing

@@ -3,8 +3,10 @@
 from collections.abc import Iterable, Mapping
 
 from det_lightning.callbacks.lightning_namespace import Callback
+from det_lightning.callbacks.recording import schedule_of
 from det_lightning.callbacks.replicas import drift_of
-from det_lightning.callbacks.run_states import digests_of, named_states, schedule_of
+from det_lightning.callbacks.run_states import named_states
+from det_lightning.callbacks.started_digests import digests_of
 
 from det_lightning.errors import InputError, ReplicaError
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from blake3 import blake3
+from det_lightning.callbacks.shards import Shards, logical_name
 
 from det_lightning.kernels.dispatch import kernels_of
 from det_lightning.ledger.record import canonical_json, float_bits, with_float_bits
@@ -17,7 +18,7 @@ CONTRACT_VERSION = 1
 _PACKAGES = ("det-lightning", "torch", "lightning", "pytorch-lightning", "numpy", "numba", "scikit-learn")
 
 
-def recipe(trainer: Any, module: torch.nn.Module) -> dict[str, Any]:
+def recipe(trainer: Any, module: torch.nn.Module, shards: Shards | None = None) -> dict[str, Any]:
     """Everything that decides the bits of the weights, apart from the code of the model and the data's content."""
     strategy = trainer.strategy
     order = getattr(getattr(strategy, "training_data", None), "order", None)
@@ -27,7 +28,7 @@ def recipe(trainer: Any, module: torch.nn.Module) -> dict[str, Any]:
         "precision": str(trainer.precision),
         **({"lost_claims": list(lost)} if (lost := getattr(strategy, "lost_claims", None)) else {}),
         **({} if order is not None else {"seed": _seed(), "accumulate": trainer.accumulate_grad_batches}),
-        "model": model_digest(module, getattr(strategy, "_swapped", {})),
+        "model": model_digest(module, getattr(strategy, "_swapped", {}), shards),
         "optimizers": [_optimizer(optimizer) for optimizer in trainer.optimizers],
         "schedulers": [_scheduler(config) for config in trainer.lr_scheduler_configs],
         "clip": {
@@ -60,19 +61,32 @@ def environment(trainer: Any) -> dict[str, Any]:
         "python": platform.python_version(),
         "versions": {name: found for name in _PACKAGES if (found := _version(name))},
         "kernels": kernels_of("machine_code").source_digest(),
+        "engine": kernels_of("gemm").default_engine(torch.empty(0, device=trainer.strategy.root_device)),
         "deterministic_algorithms": torch.are_deterministic_algorithms_enabled(),
         "git": _git(),
     }
 
 
-def model_digest(module: torch.nn.Module, swapped: dict[str, type]) -> str:
-    """BLAKE3 of the module paths with their classes and of the parameters' names, shapes, dtypes and freezing."""
-    classes = {path: swapped.get(path, type(child)).__qualname__ for path, child in module.named_modules() if path}
+def model_digest(module: torch.nn.Module, swapped: dict[str, type], shards: Shards | None = None) -> str:
+    """BLAKE3 of the module paths with their classes and of the parameters' names, shapes, dtypes and freezing; the same
+    for a sharded model as for the whole one."""
+    classes = {
+        logical_name(f"{path}.")[:-1]: swapped.get(path, _own_class(child)).__qualname__
+        for path, child in module.named_modules()
+        if path and not hasattr(child, "_fsdp_wrapped_module") and not hasattr(child, "_checkpoint_wrapped_module")
+    }
+    named = {logical_name(name): parameter for name, parameter in module.named_parameters()}
     parameters = {
-        name: [list(parameter.shape), str(parameter.dtype), parameter.requires_grad]
-        for name, parameter in module.named_parameters()
+        name: [list(shards.shape(name, each) if shards else each.shape), str(each.dtype), each.requires_grad]
+        for name, each in named.items()
     }
     return blake3(canonical_json([classes, parameters])).hexdigest()
+
+
+def _own_class(module: torch.nn.Module) -> type:
+    """The class that its author wrote: FSDP2 puts one of its own in front."""
+    names = [each.__name__ for each in type(module).__mro__]
+    return type(module).__mro__[names.index("FSDPModule") + 1] if "FSDPModule" in names else type(module)
 
 
 def entry_of(trainer: Any, function: str | None, arguments: dict[str, Any] | None) -> dict[str, Any]:

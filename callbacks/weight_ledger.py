@@ -11,10 +11,12 @@ import numpy as np
 import torch
 from blake3 import blake3
 from det_lightning.callbacks.lightning_namespace import Callback
+from det_lightning.callbacks.recording import recording_options
 from det_lightning.callbacks.run_header import entry_of, environment, recipe
-from det_lightning.callbacks.run_states import Fetched, StartedDigests, named_states, schedule_of
+from det_lightning.callbacks.run_states import named_states
+from det_lightning.callbacks.shards import Shards
+from det_lightning.callbacks.started_digests import Fetched, StartedDigests
 
-from det_lightning.errors import InputError
 from det_lightning.ledger.record import KINDS, float_bits, root
 from det_lightning.ledger.store import LedgerWriter
 
@@ -32,11 +34,14 @@ class WeightLedger(Callback):
             "buffers". A mapping says every how many steps: {"weights": 1, "optimizer": 100}.
         leaves_every_n_steps: single digests are kept at these steps only, and of the others the roots; so much smaller is
             the ledger of a long run. A difference then leads to a tensor by a replay.
+        keep_leaves: of so many of the last records single digests are kept, older ones are deleted from time to time, so
+            that the ledger grows by its lines only; None: all are kept.
+        keep_leaves_every_n_steps: those of these steps are kept for good nevertheless.
         log: hand trace and roots to the Trainer's loggers too, as numbers in [0, 1), every `log_every_n_steps`: two runs
             whose curves coincide are the same.
 
     Raises:
-        InputError: an unknown kind, or an interval below 1.
+        InputError: an unknown kind, an interval below 1, or options that contradict each other.
         LedgerError: at the start of a fit, if the directory holds another run's ledger.
     """
 
@@ -48,14 +53,13 @@ class WeightLedger(Callback):
         entry_arguments: dict[str, Any] | None = None,
         kinds: Iterable[str] | Mapping[str, int] = KINDS,
         leaves_every_n_steps: int = 1,
+        keep_leaves: int | None = None,
+        keep_leaves_every_n_steps: int | None = None,
         log: bool = True,
     ):
         super().__init__()
-        self._every = schedule_of(kinds)
-        if type(leaves_every_n_steps) is not int or leaves_every_n_steps < 1:
-            raise InputError(f"leaves_every_n_steps is {leaves_every_n_steps!r}; give a whole number from 1")
-        self.path = Path(path)
-        self._leaves_every, self._log = leaves_every_n_steps, log
+        self._options = recording_options(kinds, leaves_every_n_steps, keep_leaves, keep_leaves_every_n_steps)
+        self.path, self._log = Path(path), log
         self._entry = entry, entry_arguments
         self._writer: LedgerWriter | None = None
         self._state: dict[str, Any] = {}  # step and trace of the last record, for checkpoints
@@ -64,11 +68,7 @@ class WeightLedger(Callback):
         self._pending: Callable[[], None] | None = None  # writes the record whose digests are still under way
         self._rates: list[str] = []
         self._facts: Any = None  # what the strategy says of the step that is about to be made
-
-    @property
-    def recording(self) -> dict[str, int]:
-        """kind -> every how many steps; for the header, so that a replay records the same."""
-        return {**self._every, "leaves": self._leaves_every}
+        self._shards: Shards | None = None  # given if the ranks hold parts of tensors, which they then digest together
 
     @property
     def state_key(self) -> str:
@@ -94,19 +94,23 @@ class WeightLedger(Callback):
 
     def on_train_start(self, trainer, pl_module) -> None:
         self._step = trainer.global_step
+        self._shards = Shards.of(getattr(trainer.strategy, "model", None) or pl_module)
         if trainer.is_global_zero:
             self._writer = self._open(trainer, pl_module)
-            if self._writer.step is None:
-                self._append(trainer, pl_module)
+        first = self._writer is not None and self._writer.step is None
+        if self._shards is not None:
+            first = trainer.strategy.broadcast(first)
+        if first:
+            self._record(trainer, pl_module, first=True)
 
     def on_before_optimizer_step(self, trainer, pl_module, optimizer) -> None:
         self._record_finished_step(trainer, pl_module, None)  # of another optimizer within this batch
-        if self._writer is None:
+        if not self._takes_part:
             return
         self._facts = getattr(trainer.strategy, "step_facts", None)
         self._rates = [float_bits(float(group["lr"])) for group in optimizer.param_groups]
-        if self._is_due("gradients", trainer.global_step + 1):
-            self._gradients = StartedDigests(named_states(pl_module, [])["gradients"])
+        if self._options.is_due("gradients", trainer.global_step + 1):
+            self._gradients = self._digests("gradients", named_states(pl_module, [])["gradients"])
 
     def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx) -> None:
         self._record_finished_step(trainer, pl_module, outputs)
@@ -115,11 +119,10 @@ class WeightLedger(Callback):
         if trainer.global_step == self._step:
             return
         self._step = trainer.global_step
-        if self._writer is not None:
+        if self._takes_part:
             self.flush()
             self._note_checkpoints(trainer)
-            loss = outputs.get("loss") if isinstance(outputs, dict) else outputs
-            self._append(trainer, pl_module, stock_loss=loss)
+            self._record(trainer, pl_module, loss=outputs.get("loss") if isinstance(outputs, dict) else outputs)
 
     def on_train_end(self, trainer, pl_module) -> None:
         if self._writer is not None:
@@ -135,6 +138,7 @@ class WeightLedger(Callback):
         self._end()
 
     def _end(self) -> None:
+        self._shards = None
         if self._writer is not None:
             try:
                 self.flush()
@@ -143,11 +147,11 @@ class WeightLedger(Callback):
                 self._writer = self._pending = None
 
     def _open(self, trainer, pl_module) -> LedgerWriter:
-        here = environment(trainer) | {"recording": self.recording}
+        here = environment(trainer) | {"recording": self._options.header()}
         # Of this run only: the callback may have recorded another one before.
         state = self._state if self._state.get("step") == trainer.global_step else {}
         if state and (self.path / "ledger.jsonl").exists():
-            writer = LedgerWriter.reopen(self.path, environment=here, **state)
+            writer = LedgerWriter.reopen(self.path, environment=here, retention=self._options.retention, **state)
             if writer.torn_bytes or writer.torn_leaf_bytes:
                 warn(
                     f"the ledger {self.path} ended within a record, as after a kill: {writer.torn_bytes} bytes of a torn "
@@ -157,14 +161,40 @@ class WeightLedger(Callback):
             return writer
         return LedgerWriter.create(
             self.path,
-            recipe=recipe(trainer, pl_module),
+            recipe=recipe(trainer, pl_module, self._shards),
             environment=here,
             entry=entry_of(trainer, *self._entry),
             resumed_from=state or None,
+            retention=self._options.retention,
         )
 
-    def _append(self, trainer, pl_module, *, stock_loss: torch.Tensor | None = None) -> None:
-        strategy, first = trainer.strategy, self._writer.step is None
+    @property
+    def _takes_part(self) -> bool:
+        """Whether this rank writes, or digests its parts of tensors for the one that does."""
+        return self._writer is not None or self._shards is not None
+
+    def _digests(self, kind: str, tensors: Mapping[str, torch.Tensor]) -> StartedDigests:
+        if self._shards is None:
+            return StartedDigests.of_whole(tensors)
+        return StartedDigests(self._shards.pieces(kind, tensors), self._shards)
+
+    def _record(self, trainer, pl_module, *, first: bool = False, loss: torch.Tensor | None = None) -> None:
+        """Starts the digests of the step that was made; rank 0 writes the record when they are there."""
+        states = named_states(pl_module, trainer.optimizers)
+        started = {
+            kind: self._gradients if kind == "gradients" else self._digests(kind, states[kind])
+            for kind in self._options.due(self._step)
+        }
+        self._gradients = StartedDigests({})
+        if self._writer is not None:
+            self._append(trainer, started, first, loss)
+            if not self._defers(pl_module):
+                self.flush()
+
+    def _append(
+        self, trainer, started: Mapping[str, StartedDigests], first: bool, stock_loss: torch.Tensor | None
+    ) -> None:
+        strategy = trainer.strategy
         facts = None if first else self._facts
         clip = None if first else getattr(trainer.precision_plugin, "clip", None)
         agree = {
@@ -175,7 +205,6 @@ class WeightLedger(Callback):
             "learning_rates": [] if first else self._rates,
             "clip": None if clip is None else {"norm": float_bits(clip[0]), "coefficient": float_bits(clip[1])},
         }
-        started = self._start(trainer, pl_module)
         loss = stock_loss if facts is None else facts.loss
         fetched = None if loss is None else Fetched(loss)
         loggers = trainer.loggers if self._log and self._step % trainer.log_every_n_steps == 0 else []
@@ -184,14 +213,12 @@ class WeightLedger(Callback):
             agree["loss"] = None if fetched is None else float_bits(fetched.tensor())
             self._write(agree, {kind: each.result() for kind, each in started.items()}, loggers)
 
-        self._pending, self._gradients = write, StartedDigests({})
-        if not self._defers(pl_module):
-            self.flush()
+        self._pending = write
 
     def _write(self, agree: dict[str, Any], leaves: dict[str, dict[str, bytes]], loggers: Iterable[Any]) -> None:
         step = agree["step"]
-        agree["roots"] = {kind: None for kind in self._every if kind not in leaves}
-        if step % self._leaves_every:
+        agree["roots"] = {kind: None for kind in self._options.every if kind not in leaves}
+        if not self._options.writes_leaves(step):
             agree["roots"] |= {kind: root(digests) for kind, digests in leaves.items()}
             leaves = {}
         record = self._writer.append(agree, leaves, {"time_ns": time.time_ns()})
@@ -205,15 +232,9 @@ class WeightLedger(Callback):
         """Whether a record is written one step late."""
         return any(parameter.is_cuda for parameter in pl_module.parameters())
 
-    def _is_due(self, kind: str, step: int) -> bool:
-        return kind in self._every and step % self._every[kind] == 0
-
-    def _start(self, trainer, pl_module) -> dict[str, StartedDigests]:
-        states = named_states(pl_module, trainer.optimizers)
-        due = [kind for kind in self._every if self._is_due(kind, self._step)]
-        return {kind: self._gradients if kind == "gradients" else StartedDigests(states[kind]) for kind in due}
-
     def _note_checkpoints(self, trainer) -> None:
+        if self._writer is None:
+            return
         saved = getattr(trainer.strategy, "saved_checkpoints", [])
         while saved:
             step, path = saved.pop(0)

@@ -1,180 +1,19 @@
 // architectures: sm_80 sm_89 sm_90 sm_100 sm_120
 // tensor_digest: the two 64-bit lanes of a digest, sums modulo 2^64 over a tensor's 32-bit words.
-// Mirrors arithmetic/tensor_digest.py.
 //
-// Element codes, as the launcher passes them: 0 float32, 1 bfloat16, 2 float16, 3 float64; other data by width alone:
-// 4 of 8 bits, 5 of 16 bits, 6 of 32 bits, 7 of 64 bits. A complex tensor goes in as its real view.
 // Launch: any grid, blocks of 32, 64, ... or 256 threads; lanes: uint64 [2], zeroed by the caller.
 
-#include "formats.cuh"
+#include "tensor_digest.cuh"
 
-constexpr int THREADS = 256;
-constexpr int FLOAT64 = 3;
-constexpr int BYTES_1 = 4;
-constexpr int BYTES_2 = 5;
-constexpr int BYTES_4 = 6;
-constexpr int BYTES_8 = 7;
-
-// Processors differ in the bits of a NaN: the digest sees the canonical one.
-__device__ uint32 canonical_bits(uint32 bits, Format format) {
-    bool is_nan = (bits & (format.sign_bit() - 1)) > format.infinity_bits();
-    return is_nan ? format.nan_bits() : bits;
-}
-
-__device__ uint64 canonical_float64_bits(uint64 bits) {
-    bool is_nan = (bits & 0x7fffffffffffffffull) > 0x7ff0000000000000ull;
-    return is_nan ? 0x7ff8000000000000ull : bits;
-}
-
-constexpr uint64 SPLITMIX_FIRST = 0xBF58476D1CE4E5B9ull;
-constexpr uint64 SPLITMIX_SECOND = 0x94D049BB133111EBull;
-constexpr uint64 HIGH_INDEX_FACTOR = 0xD6E8FEB86659FD93ull;
-constexpr uint64 SECOND_LANE_FACTOR = 0x9E3779B97F4A7C15ull;
-constexpr uint64 SECOND_LANE_MULTIPLIER = 0xD6E8FEB86659FD93ull;
-
-// Each step is a bijection of 64 bits: one changed word changes both lanes.
-__device__ __forceinline__ void mix_word(uint64 z, uint64& lane0, uint64& lane1) {
-    z = (z ^ z >> 30) * SPLITMIX_FIRST;
-    z = (z ^ z >> 27) * SPLITMIX_SECOND;
-    z ^= z >> 31;
-    uint64 y = z * SECOND_LANE_FACTOR;
-    y = (y ^ y >> 32) * SECOND_LANE_MULTIPLIER;
-    lane0 += z;
-    lane1 += y ^ y >> 29;
-}
-
-// Adds the word `bits` at place j to both lanes.
-__device__ __forceinline__ void mix(uint64 j, uint32 bits, uint64& lane0, uint64& lane1) {
-    mix_word((j << 32 | bits) + (j >> 32) * HIGH_INDEX_FACTOR, lane0, lane1);
-}
-
-__device__ void mix_element(
-    const void* data, int64 index, int64 position, int code, uint64& lane0, uint64& lane1
-) {
-    uint64 j = static_cast<uint64>(position);
-    if (code == FLOAT64 || code == BYTES_8) {
-        uint64 bits = static_cast<const uint64*>(data)[index];
-        if (code == FLOAT64) bits = canonical_float64_bits(bits);
-        mix(2 * j, static_cast<uint32>(bits), lane0, lane1);
-        mix(2 * j + 1, static_cast<uint32>(bits >> 32), lane0, lane1);
-        return;
-    }
-    uint32 bits = code == BYTES_1 ? static_cast<const unsigned char*>(data)[index]
-        : code == BYTES_2 ? static_cast<const unsigned short*>(data)[index]
-        : code == BYTES_4 ? static_cast<const uint32*>(data)[index]
-        : canonical_bits(load_bits(data, index, code), format_of(code));
-    mix(j, bits, lane0, lane1);
-}
-
-// For the four words in a row from place j on, a multiple of 4: mix() with fewer instructions.
-// With z = high:low before the first step, high = j + v: z ^ z >> 30 has the upper half high ^ high >> 30, in which v only
-// changes the two lowest bits, and the lower half low ^ low >> 30 ^ high << 2.
-struct Lanes {
-    uint64 first = 0, second = 0;
-
-    // high:low * factor, in three instructions.
-    template <uint64 FACTOR>
-    __device__ __forceinline__ static uint64 times(uint32 low, uint32 high) {
-        uint64 product;
-        asm("{ .reg .u32 l, h; mul.wide.u32 %0, %1, %3; mov.b64 {l, h}, %0; mad.lo.u32 h, %1, %4, h; "
-            "mad.lo.u32 h, %2, %3, h; mov.b64 %0, {l, h}; }"
-            : "=&l"(product)
-            : "r"(low), "r"(high), "n"(static_cast<uint32>(FACTOR)), "n"(static_cast<uint32>(FACTOR >> 32)));
-        return product;
-    }
-
-    template <uint64 FACTOR>
-    __device__ __forceinline__ static uint64 times(uint64 z) {
-        return times<FACTOR>(static_cast<uint32>(z), static_cast<uint32>(z >> 32));
-    }
-
-    // What one word adds, from the two halves of z ^ z >> 30.
-    __device__ __forceinline__ static void mix(uint32 low, uint32 high, uint64& z, uint64& y) {
-        z = times<SPLITMIX_FIRST>(low, high);
-        z = times<SPLITMIX_SECOND>(z ^ z >> 27);
-        z ^= z >> 31;
-        y = times<SECOND_LANE_FACTOR>(z);
-        y = times<SECOND_LANE_MULTIPLIER>(y ^ y >> 32);
-        y ^= y >> 29;
-    }
-
-    // Requires: words without a NaN that is not canonical, if they are floats; j < 2^32.
-    __device__ __forceinline__ void mix_four(uint32 j, const uint32 (&words)[4]) {
-        uint32 high = j ^ j >> 30, shifted = j << 2;
-        uint64 z[4], y[4];
-#pragma unroll
-        for (int v = 0; v < 4; v++) mix(words[v] ^ words[v] >> 30 ^ (shifted | v << 2), high ^ v, z[v], y[v]);
-#pragma unroll
-        for (int v = 0; v < 4; v += 2) first += z[v] + z[v + 1], second += y[v] + y[v + 1];
-    }
-};
-
-// Whether one of four float32 may be a NaN: no for finite ones.
-__device__ __forceinline__ bool maybe_nan(const uint32 (&words)[4]) {
-    float zero = __fmaf_rn(__uint_as_float(words[0]), 0.0f, __uint_as_float(words[1]) * 0.0f);
-    float other = __fmaf_rn(__uint_as_float(words[2]), 0.0f, __uint_as_float(words[3]) * 0.0f);
-    return !(zero + other == 0.0f);
-}
-
-// Four elements from number i on, as words.
-__device__ __forceinline__ void load_four(const void* data, int64 i, int code, uint32 (&words)[4]) {
-    if (code == FLOAT32 || code == BYTES_4) {
-        uint4 four = __ldcs(static_cast<const uint4*>(data) + i / 4);
-        words[0] = four.x, words[1] = four.y, words[2] = four.z, words[3] = four.w;
-    } else if (code == BYTES_1) {
-        uint32 four = __ldcs(static_cast<const uint32*>(data) + i / 4);
-#pragma unroll
-        for (int v = 0; v < 4; v++) words[v] = four >> (8 * v) & 0xff;
-    } else {
-        uint2 four = __ldcs(static_cast<const uint2*>(data) + i / 4);
-        words[0] = four.x & 0xffff, words[1] = four.x >> 16, words[2] = four.y & 0xffff, words[3] = four.y >> 16;
-    }
-}
-
-// Not inlined, so that a branch leads around it: it is rare.
-__device__ __noinline__ uint4 canonical_four(uint4 words) {
-    constexpr Format form = format_of(FLOAT32);
-    return make_uint4(canonical_bits(words.x, form), canonical_bits(words.y, form), canonical_bits(words.z, form),
-                      canonical_bits(words.w, form));
-}
-
-__device__ __forceinline__ void canonicalise(uint32 (&words)[4], int code) {
-    if (code == BFLOAT16 || code == FLOAT16) {
-#pragma unroll
-        for (int v = 0; v < 4; v++) words[v] = canonical_bits(words[v], format_of(code));
-    }
-    if (code == FLOAT32 && maybe_nan(words)) {
-        uint4 four = canonical_four(make_uint4(words[0], words[1], words[2], words[3]));
-        words[0] = four.x, words[1] = four.y, words[2] = four.z, words[3] = four.w;
-    }
-}
-
-// lanes += those of the elements first + 0, 1, 2, ... of data[0 .. count), in fours, which are aligned and whose places are
-// multiples of 4 below 2^32; the caller takes the rest. Blocks take parts of FOURS fours a thread, one after another: many
-// more than run at once, so that none waits for the last.
+// Blocks take parts of FOURS fours a thread, one after another: many more than run at once, so that none waits for the last.
 template <int CODE>
 __device__ __forceinline__ void digest_fours(
     const void* data, int64 count, int64 first, uint64& lane0, uint64& lane1
 ) {
-    constexpr int FOURS = 32;
     Lanes lanes;
     int64 fours = count / 4, part = static_cast<int64>(blockDim.x) * FOURS;
     for (int64 start = blockIdx.x * part; start < fours; start += gridDim.x * part) {
-        int64 i = start + threadIdx.x;
-        int left = static_cast<int>((min(start + part, fours) - i + blockDim.x - 1) / blockDim.x);
-        uint32 j = static_cast<uint32>(first + 4 * i);
-        if (left <= 0) break;
-        uint32 words[4], next[4];
-        load_four(data, 4 * i, CODE, next);
-#pragma unroll 2
-        for (; left > 0; left--, i += blockDim.x, j += 4 * blockDim.x) {
-#pragma unroll
-            for (int v = 0; v < 4; v++) words[v] = next[v];
-            // Under way while this four is mixed. The last one once more is as good as none.
-            load_four(data, 4 * (left > 1 ? i + blockDim.x : i), CODE, next);
-            canonicalise(words, CODE);
-            lanes.mix_four(j, words);
-        }
+        digest_part<CODE>(data, start, min(start + part, fours), first, blockDim.x, lanes);
     }
     lane0 += lanes.first;
     lane1 += lanes.second;
@@ -201,16 +40,5 @@ extern "C" __global__ void __launch_bounds__(THREADS, 5) tensor_digest(
         else digest_fours<BYTES_1>(data, done, first_element, lane0, lane1);
     }
     for (int64 i = done + thread; i < count; i += stride) mix_element(data, i, first_element + i, code, lane0, lane1);
-    for (int distance = 16; distance > 0; distance /= 2) {
-        lane0 += __shfl_xor_sync(0xffffffffu, lane0, distance);
-        lane1 += __shfl_xor_sync(0xffffffffu, lane1, distance);
-    }
-    __shared__ uint64 of_warps[2][THREADS / 32];
-    if (threadIdx.x % 32 == 0) of_warps[0][threadIdx.x / 32] = lane0, of_warps[1][threadIdx.x / 32] = lane1;
-    __syncthreads();
-    if (threadIdx.x < 2) {
-        uint64 sum = 0;
-        for (int warp = 0; warp < blockDim.x / 32; warp++) sum += of_warps[threadIdx.x][warp];
-        atomicAdd(lanes + threadIdx.x, sum);
-    }
+    add_lanes_of_block(lane0, lane1, lanes);
 }

@@ -66,4 +66,7 @@ def _say_tensors(difference: Difference) -> None:
                 say(f"  ... and {len(tensors) - len(shown)} more (--json lists all)")
     if difference.kinds_without_leaves:
         kinds = ", ".join(map(visible, difference.kinds_without_leaves))
-        say(f"no digests of single tensors were kept for {kinds} at this step")
+        say(
+            f"leaves of step {difference.step} were not kept for {kinds}; roots were: they show that a tensor differs, and "
+            f"bisect --replay finds where"
+        )

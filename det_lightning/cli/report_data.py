@@ -130,7 +130,7 @@ def _states(reference: LedgerReader, candidate: LedgerReader, step: int) -> Iter
             ]
             for name in sorted(digests[0].keys() | digests[1].keys()):
                 yield kind, name, MATCH if digests[0].get(name) == digests[1].get(name) else DIVERGE
-        elif kind in ours.leaves and kind in theirs.leaves:
+        elif reference.keeps_leaves(ours, kind) and candidate.keeps_leaves(theirs, kind):
             continue
         else:
             yield kind, f"(all {kind})", MATCH if roots[0] == roots[1] else DIVERGE

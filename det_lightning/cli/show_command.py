@@ -101,6 +101,9 @@ def _show_step(reader: LedgerReader, record: Record, tensors: bool) -> None:
         ]
     )
     for kind in record.leaves if tensors else ():
+        if not reader.keeps_leaves(record, kind):
+            say(f"{kind}: leaves of step {record.step} were not kept; roots were")
+            continue
         say(kind)
         say_table([[visible(name), digest] for name, digest in reader.leaves(record, kind).items()])
 
@@ -121,5 +124,7 @@ def _show_json(reader: LedgerReader, step: int | None, tensors: bool) -> None:
 def _record_json(reader: LedgerReader, record: Record, tensors: bool) -> dict:
     body = {"step": record.step, "agree": record.agree, "facts": record.facts, "trace": record.trace}
     if tensors:
-        body["tensors"] = {kind: reader.leaves(record, kind) for kind in record.leaves}
+        body["tensors"] = {
+            kind: reader.leaves(record, kind) for kind in record.leaves if reader.keeps_leaves(record, kind)
+        }
     return body

@@ -139,6 +139,8 @@ def _say_chain(path: str, report: ChainReport) -> None:
         records = f"{report.records} records, steps {report.first_step} to {report.last_step}"
     behind = f", {report.superseded} behind a resume" if report.superseded else ""
     say(f"sound: {shown}: {report.lines} lines, {records}{behind}, {'closed' if report.closed else 'not closed'}")
+    if report.without_leaves:
+        say(f"  the leaves of {report.without_leaves} records were dropped on purpose; of these the roots were read")
     if report.torn:
         leaves = sum(report.torn_leaf_bytes.values())
         after = f"after step {report.last_step}" if report.records else "before the first record"

@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 
 from det_lightning.arithmetic.formats import NB
-from det_lightning.distributed.buckets import BUCKET_ELEMENTS, fill_buckets
+from det_lightning.distributed.buckets import bucket_elements_for, fill_buckets
 from det_lightning.distributed.exchange import Exchange
 from det_lightning.distributed.local_sum import DigitPool, LocalSum
 from det_lightning.distributed.met_functions import MetFunctions
@@ -44,7 +44,7 @@ class GradientReducer:
         means: the most means a loss is made of.
         group: the process group of the replicas; the default group if None.
         levels: see `Exchange`.
-        bucket_elements: about how many gradient elements travel together.
+        bucket_elements: about how many gradient elements travel together; what suits the device if None.
         announced: every gradient of a backward pass was announced by `expect`, and by nothing else; otherwise no bucket
             begins its exchange before the backward pass is over.
         frozen_too: parameters that do not require a gradient now may later.
@@ -61,7 +61,7 @@ class GradientReducer:
         means: int,
         group: dist.ProcessGroup | None = None,
         levels: Sequence[dist.ProcessGroup] | None = None,
-        bucket_elements: int = BUCKET_ELEMENTS,
+        bucket_elements: int | None = None,
         announced: bool = True,
         frozen_too: bool = False,
     ):
@@ -70,14 +70,14 @@ class GradientReducer:
         self.weightless = False
         self._exchange = Exchange(group, levels)
         tensors = [parameter for _, parameter in self.parameters]
-        self.buckets = fill_buckets(tensors, most=bucket_elements, parts=self._exchange.ranks)
         device = tensors[0].device if tensors else torch.device("cpu")
+        self._bucket_elements = bucket_elements or self._exchange.least(bucket_elements_for(device), device)
+        self.buckets = fill_buckets(tensors, most=self._bucket_elements, parts=self._exchange.ranks)
         self._device = device
         self._pipeline = Pipeline(device)
         self._tally = Tally(means)
         self._pool = DigitPool()
         self._own = (len(self.parameters), len(self.buckets))
-        self._bucket_elements = bucket_elements
         self._places: dict[int, tuple[int, int, int]] = {}  # id -> place, bucket, offset
         self._lay_out(0)
         self.functions = MetFunctions()
@@ -175,6 +175,7 @@ class GradientReducer:
         self._wait()
         wait(work)
         used = used.tolist()
+        self._exchange.check()
         for number, bucket in enumerate(self.buckets):
             for place, offset in zip(bucket.places, bucket.offsets, strict=True):
                 if used[place]:

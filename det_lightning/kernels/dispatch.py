@@ -3,7 +3,7 @@
 A backend is imported at its first product, so that importing the package compiles and loads nothing.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import cache
 from importlib import import_module
 from importlib.util import find_spec
@@ -12,6 +12,7 @@ from types import ModuleType
 import torch
 
 from ..errors import InputError
+from .digest_place import Place
 
 FLOAT_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
@@ -61,7 +62,7 @@ class _Family:
 
         def call(*arguments, **options):
             function = getattr(_module(self._family, _device_type(self._family, name, arguments)), name)
-            if observer is not None and self._family != "digest":
+            if observer is not None and self._family not in ("digest", "digest_batch"):
                 return observer(f"{self._family}.{name}", function, arguments, options)
             return function(*arguments, **options)
 
@@ -112,3 +113,16 @@ def tensor_lanes(tensor: torch.Tensor) -> tuple[int, int]:
         raise InputError(f"tensor_lanes: the argument is a {type(tensor).__name__}; pass a torch.Tensor")
     check_device("tensor_lanes", "tensor", tensor)
     return kernels_of("digest").tensor_lanes(tensor)
+
+
+def many_lanes(tensors: Sequence[torch.Tensor], places: Sequence[Place | None] | None = None) -> torch.Tensor:
+    """The digest lanes of each of some tensors on one device as int64 [tensors, 2] there, without waiting for it.
+
+    places: where the elements of each stand in a larger tensor (`digest_place`); None: the tensor is all of it. Parts of a
+    tensor add up, modulo 2^64, to the lanes of the whole. Raises InputError as `tensor_lanes`.
+    """
+    if not tensors:
+        return torch.zeros((0, 2), dtype=torch.int64)
+    for tensor in tensors:
+        check_device("many_lanes", "tensor", tensor)
+    return kernels_of("digest_batch").many_lanes(places or [None] * len(tensors), *tensors)

@@ -50,8 +50,14 @@ def covered_checkpointing(again: Callable[[], Callable[[], Any]]) -> Iterator[No
         def run():
             _switches._saved_tensors_hooks_enable()
             try:
-                yield from inner
+                # What torch does for itself is no part of the model: torch 2.11 makes an empty tensor here.
+                with torch._C.DisableTorchFunction():
+                    next(inner)
+                yield
+                with torch._C.DisableTorchFunction():
+                    next(inner, None)
             finally:
+                inner.close()
                 _switches._saved_tensors_hooks_disable(_HOOKS)
 
         return run()

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from det_lightning.errors import LedgerError
-from det_lightning.ledger.leaf_file import LeafFile, leaf_path
+from det_lightning.ledger.leaf_file import LeafFile, leaf_bytes, leaf_files, leaf_path
 from det_lightning.ledger.line_file import LineFile
 from det_lightning.ledger.lines import (
     FIRST_CHAIN,
@@ -22,8 +22,9 @@ from det_lightning.ledger.lines import (
 )
 from det_lightning.ledger.record import (
     FIRST_TRACE,
-    KINDS,
     LEAF_BYTES,
+    LeafPlace,
+    Record,
     next_trace,
     root_of_row,
     root_prefixes,
@@ -49,6 +50,7 @@ class ChainReport:
 
     lines, records, superseded: whole lines read, records that count, records that a seam went back behind (up
     to the damage, if any).
+    without_leaves: of how many records the leaves were dropped, as a line says; only their roots were read.
     torn_bytes: bytes after the last line end. torn_leaf_bytes: kind -> bytes of leaves that no record names,
     at the file's end.
     """
@@ -56,6 +58,7 @@ class ChainReport:
     lines: int
     records: int
     superseded: int
+    without_leaves: int
     first_step: int | None
     last_step: int | None
     closed: bool
@@ -90,6 +93,9 @@ def verify_chain(path: str | Path, *, progress: Callable[[int, int], None] | Non
                 progress(start, lines.end)
         if number == 0:
             raise LedgerError("there is no whole line, not even a header")
+        if (missing := walk.missing_leaves()) is not None:
+            number, walk.step_at_line, what = missing
+            raise LedgerError(what)
     except LedgerError as error:
         damage = Damage(line=max(number, 1), step=walk.step_at_line, what=str(error))
     finally:
@@ -97,11 +103,12 @@ def verify_chain(path: str | Path, *, progress: Callable[[int, int], None] | Non
         walk.close()
     torn_leaves = {}
     if damage is None:
-        torn_leaves = {kind: size for kind in KINDS if (size := walk.leaf_bytes(kind) - walk.ends.get(kind, 0))}
+        torn_leaves = walk.torn_leaves()
     return ChainReport(
         lines=number if damage is None else number - 1,
         records=walk.records,
         superseded=walk.superseded,
+        without_leaves=walk.without_leaves,
         first_step=walk.first_step,
         last_step=walk.last_step if walk.records else None,
         closed=walk.closed,
@@ -122,12 +129,17 @@ class _Walk:
     last_step: int | None = None
     step_at_line: int | None = None
     superseded: int = 0
+    without_leaves: int = 0
     segment: int | None = None
     closed: bool = False
-    ends: dict[str, int] = field(default_factory=dict)
+    lines: int = 0
+    ends: dict[tuple[str, int | None], int] = field(default_factory=dict)
+    parts: set[int] = field(default_factory=set)
+    dropped: set[int] = field(default_factory=set)
+    absent: dict[int, tuple[int, int, str]] = field(default_factory=dict)  # part -> line, step and file
     traces: list[str] = field(default_factory=list)
     layouts: dict[tuple[str, int], list[bytes]] = field(default_factory=dict)
-    files: dict[str, LeafFile] = field(default_factory=dict)
+    files: dict[tuple[str, int | None], LeafFile] = field(default_factory=dict)
 
     @property
     def records(self) -> int:
@@ -137,6 +149,7 @@ class _Walk:
     def line(self, start: int, line: bytes) -> None:
         """Take one line. Raises LedgerError with what is wrong."""
         self.step_at_line = None if self.last_step is None else self.last_step + 1
+        self.lines += 1
         body = decode_line(line)
         if body["chain"] != self.chain:
             raise LedgerError("its chain is not the digest of the line before: a line was changed, dropped or moved")
@@ -148,9 +161,20 @@ class _Walk:
         self.closed = False
         getattr(self, f"_{body['kind']}")(start, body)
 
-    def leaf_bytes(self, kind: str) -> int:
-        path = leaf_path(self.directory, kind)
-        return path.stat().st_size if path.is_file() else 0
+    def torn_leaves(self) -> dict[str, int]:
+        """Kind -> bytes of leaves that no record names."""
+        torn: dict[str, int] = {}
+        for kind, part in leaf_files(self.directory):
+            if beyond := leaf_bytes(self.directory, kind, part) - self.ends.get((kind, part), 0):
+                torn[kind] = torn.get(kind, 0) + beyond
+        return torn
+
+    def missing_leaves(self) -> tuple[int, int, str] | None:
+        """The first line whose leaves are gone though no line drops them: its number, its step, and what is wrong."""
+        for part, (line, step, name) in self.absent.items():
+            if part not in self.dropped:
+                return line, step, f"its leaves are gone: {name} does not exist, and no line says that it was dropped"
+        return None
 
     def close(self) -> None:
         for file in self.files.values():
@@ -176,28 +200,38 @@ class _Walk:
             raise LedgerError(f"its segment is {body['segment']}, not {self.segment}")
         if record.trace != next_trace(self.trace, record.agree):
             raise LedgerError("its trace does not follow from the trace before and its own fields")
-        for kind, (layout_id, offset) in record.leaves.items():
-            self._leaves(kind, layout_id, offset, record.agree["roots"].get(kind))
+        present = [self._leaves(kind, place, record) for kind, place in record.leaves.items()]
+        self.without_leaves += not all(present)
         self.first_step = record.step if self.first_step is None else self.first_step
         self.trace, self.last_step = record.trace, record.step
         self.traces.append(record.trace)
 
-    def _leaves(self, kind: str, layout_id: int, offset: int, root: str | None) -> None:
+    def _leaves(self, kind: str, place: LeafPlace, record: Record) -> bool:
+        """Check a row of leaves; False if its file is not there, which `missing_leaves` judges."""
+        layout_id, offset, part = place
         if (kind, layout_id) not in self.layouts:
             raise LedgerError(f"it names the layout {layout_id} of {kind}, which no line before it defines")
-        if offset != self.ends.get(kind, 0):
-            raise LedgerError(
-                f"its {kind} leaves are said to lie at byte {offset}; byte {self.ends.get(kind, 0)} is next"
-            )
-        if kind not in self.files:
-            self.files[kind] = LeafFile(self.directory, kind)
-        prefixes = self.layouts[kind, layout_id]
-        row = self.files[kind].row(offset, LEAF_BYTES * len(prefixes))
-        if root_of_row(prefixes, row) != root:
-            raise LedgerError(
-                f"the {kind} leaves at byte {offset} of leaves-{kind}.bin do not have the root it records"
-            )
-        self.ends[kind] = offset + len(row)
+        next_offset = self.ends.get((kind, part), 0)
+        if offset != next_offset:
+            raise LedgerError(f"its {kind} leaves are said to lie at byte {offset}; byte {next_offset} is next")
+        prefixes, path = self.layouts[kind, layout_id], leaf_path(self.directory, kind, part)
+        self.ends[kind, part] = offset + LEAF_BYTES * len(prefixes)
+        if part is not None:
+            self.parts.add(part)
+            if (kind, part) not in self.files and not path.exists():
+                self.absent.setdefault(part, (self.lines, record.step, path.name))
+                return False
+        if (kind, part) not in self.files:
+            self.files[kind, part] = LeafFile(self.directory, kind, part)
+        row = self.files[kind, part].row(offset, LEAF_BYTES * len(prefixes))
+        if root_of_row(prefixes, row) != record.agree["roots"].get(kind):
+            raise LedgerError(f"the {kind} leaves at byte {offset} of {path.name} do not have the root it records")
+        return True
+
+    def _dropped(self, start: int, body: dict[str, Any]) -> None:
+        if body["part"] not in self.parts:
+            raise LedgerError(f"it drops the part {body['part']} of the leaves, which no record before it names")
+        self.dropped.add(body["part"])
 
     def _seam(self, start: int, body: dict[str, Any]) -> None:
         if body["previous_segment"] != self.segment:

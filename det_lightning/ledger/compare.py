@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from det_lightning.errors import LedgerError
+from det_lightning.ledger.leaf_file import leaf_path
 from det_lightning.ledger.reader import LedgerReader
 from det_lightning.ledger.record import Record, canonical_json, root
 
@@ -17,7 +18,7 @@ HEADER_PARTS = ("recipe", "environment", "entry")
 # In each part, the names that most often explain why two runs differ, the likeliest first.
 _LIKELY = {
     "recipe": "seed optimizers schedulers clip precision arithmetic model global_batch data contract".split(),
-    "environment": "git versions kernels device processor world_size accumulate threads python".split(),
+    "environment": "git versions kernels engine device processor world_size accumulate threads python".split(),
     "entry": "function arguments seed trainer".split(),
 }
 
@@ -162,18 +163,18 @@ def difference_at(
 
 
 def checked_leaves(reader: LedgerReader, record: Record, kind: str) -> dict[str, str] | None:
-    """The leaves of `kind`, None if the record keeps none.
+    """The leaves of `kind`, None if the record has none or they were dropped.
 
     Raises LedgerError if they do not have the root the record names.
     """
-    if kind not in record.leaves:
+    if not reader.keeps_leaves(record, kind):
         return None
     leaves = reader.leaves(record, kind)
     if root({name: bytes.fromhex(digest) for name, digest in leaves.items()}) != record.agree["roots"].get(kind):
         raise LedgerError(
             f"{reader.path}: the {kind} leaves of step {record.step} do not have the root that the record "
             "names; "
-            f"leaves-{kind}.bin is damaged"
+            f"{leaf_path(reader.path, kind, record.leaves[kind].part).name} is damaged"
         )
     return leaves
 

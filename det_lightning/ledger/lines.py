@@ -15,7 +15,7 @@ from typing import Any
 from blake3 import blake3
 
 from det_lightning.errors import LedgerError
-from det_lightning.ledger.record import FIRST_TRACE, KINDS, LEAF_BYTES, Record, canonical_json, spelled
+from det_lightning.ledger.record import FIRST_TRACE, KINDS, LEAF_BYTES, LeafPlace, Record, canonical_json, spelled
 
 FORMAT = 1
 LEDGER_FILE = "ledger.jsonl"
@@ -38,6 +38,8 @@ _FIELDS: dict[str, dict[str, type | tuple[type, ...]]] = {
     # previous_segment: byte offset of the header or seam that opened the stretch before
     "seam": {"step": int, "trace": str, "torn_bytes": int, "environment": dict, "previous_segment": int},
     "checkpoint": {"step": int, "path": str, "digest": str},
+    # the files of this part may be gone from here on
+    "dropped": {"part": int},
     "closed": {"records": int, "last_step": int},
 }
 
@@ -136,13 +138,15 @@ def record_of(body: Mapping[str, Any]) -> Record:
             raise LedgerError(f"it names leaves of kind {kind!r:.40}; known kinds: {', '.join(KINDS)}")
         if (
             not isinstance(place, list)
-            or len(place) != 2
-            or not all(type(number) is int and number >= 0 for number in place)
+            or len(place) not in (2, 3)
+            or not all(type(number) is int and 0 <= number < 1 << 63 for number in place)
         ):
-            raise LedgerError(f"its place of the {kind} leaves is {place!r:.60}, not [layout id, byte offset]")
+            raise LedgerError(
+                f"its place of the {kind} leaves is {place!r:.60}, not [layout id, byte offset] and a part"
+            )
         if place[1] % LEAF_BYTES:
             raise LedgerError(f"its {kind} leaves start at byte {place[1]}, not a multiple of {LEAF_BYTES}")
-        leaves[kind] = (place[0], place[1])
+        leaves[kind] = LeafPlace(*place)
     return Record(step=body["step"], agree=agree, facts=body["facts"], leaves=leaves, trace=body["trace"])
 
 

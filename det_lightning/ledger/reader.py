@@ -10,9 +10,9 @@ from typing import Any
 
 from det_lightning.errors import LedgerError
 from det_lightning.ledger.chain import ChainReport, verify_chain
-from det_lightning.ledger.leaf_file import LeafFile, leaf_path
+from det_lightning.ledger.leaf_file import LeafFile, leaf_files, leaf_path
 from det_lightning.ledger.lines import FORMAT, LEDGER_FILE, layout_names, start_trace
-from det_lightning.ledger.record import KINDS, LEAF_BYTES, Record
+from det_lightning.ledger.record import LEAF_BYTES, Record
 from det_lightning.ledger.record_search import RecordSearch
 
 
@@ -47,7 +47,7 @@ class LedgerReader:
 
     def __init__(self, path: str | Path):
         self.path = Path(path)
-        self._leaf_files: dict[str, LeafFile] = {}
+        self._leaf_files: dict[tuple[str, int | None], LeafFile] = {}
         self._layouts: dict[tuple[str, int], list[str]] = {}
         if not self.path.is_dir():
             raise LedgerError(f"{self.path} is not a directory; a ledger is a directory with a {LEDGER_FILE}")
@@ -143,15 +143,22 @@ class LedgerReader:
                 if segment.base < record.step <= segment.last:
                     yield record
 
+    def keeps_leaves(self, record: Record, kind: str) -> bool:
+        """Whether the record has leaves of this kind and they were not dropped since."""
+        if kind not in record.leaves:
+            return False
+        part = record.leaves[kind].part
+        return part is None or (kind, part) in self._leaf_files or leaf_path(self.path, kind, part).exists()
+
     def row(self, record: Record, kind: str) -> tuple[list[str], bytes]:
         """Names of the tensors of `kind` and their 16-byte digests end to end; ([], b"") if none are kept."""
-        if kind not in record.leaves:
+        if not self.keeps_leaves(record, kind):
             return [], b""
-        layout_id, offset = record.leaves[kind]
+        layout_id, offset, part = record.leaves[kind]
         names = self._layout(kind, layout_id)
-        if kind not in self._leaf_files:
-            self._leaf_files[kind] = LeafFile(self.path, kind)
-        return names, self._leaf_files[kind].row(offset, LEAF_BYTES * len(names))
+        if (kind, part) not in self._leaf_files:
+            self._leaf_files[kind, part] = LeafFile(self.path, kind, part)
+        return names, self._leaf_files[kind, part].row(offset, LEAF_BYTES * len(names))
 
     def leaves(self, record: Record, kind: str) -> dict[str, str]:
         """Tensor name -> digest in hex (32 digits); empty if the record keeps no leaves of this kind."""
@@ -180,19 +187,24 @@ class LedgerReader:
         """The last whole line without its newline, and the byte after that newline."""
         return self._lines.line_at(self._lines.start_of_line(self._lines.end - 1))
 
-    def leaf_ends(self) -> dict[str, int]:
-        """Kind -> how many bytes of its leaf file belong to records.
+    def leaf_ends(self) -> dict[tuple[str, int | None], int]:
+        """(kind, part) -> how many bytes of that leaf file belong to records.
 
         What lies beyond was written for a record that never came.
         """
-        ends: dict[str, int] = {}
-        present = {kind for kind in KINDS if leaf_path(self.path, kind).exists()}
-        lines = self._lines.backwards()
-        while not present <= ends.keys() and (line := next(lines, None)) is not None:
-            if line[1]["kind"] == "record":
-                record = self._lines.record(*line)
-                for kind in record.leaves.keys() - ends.keys():
-                    ends[kind] = record.leaves[kind][1] + len(self.row(record, kind)[1])
+        ends: dict[tuple[str, int | None], int] = {}
+        sought = set(leaf_files(self.path))
+        for start, body in self._lines.backwards():
+            # A part is named after the position at which it began: no line before it needs to be read.
+            sought = {(kind, part) for kind, part in sought if part is None or part <= start}
+            if not sought:
+                break
+            if body["kind"] == "record":
+                record = self._lines.record(start, body)
+                for kind, place in record.leaves.items():
+                    if (kind, place.part) in sought:
+                        ends[kind, place.part] = place.offset + len(self.row(record, kind)[1])
+                        sought.remove((kind, place.part))
         return ends
 
     def _layout(self, kind: str, layout_id: int) -> list[str]:

@@ -12,7 +12,7 @@ import json
 import struct
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from blake3 import blake3
 
@@ -30,6 +30,16 @@ _FLOAT_FORMATS = {
 }
 
 
+class LeafPlace(NamedTuple):
+    """Where a row of leaves lies: layout_id names its tensors; offset: byte in leaves-<kind>.bin, or, where there is a
+    part, in leaves-<kind>-<part>.bin.
+    """
+
+    layout_id: int
+    offset: int
+    part: int | None = None
+
+
 @dataclass(frozen=True)
 class Record:
     """One record of a ledger.
@@ -38,14 +48,14 @@ class Record:
     agree: the fields in which two equal runs must agree, with the digest of each kind of state in
     agree["roots"].
     facts: everything else (times, ranks); never compared.
-    leaves: kind -> (layout id, byte offset of the row in leaves-<kind>.bin).
+    leaves: kind -> where its row was written; it may have been dropped since.
     trace: hex of 32 bytes, binds this record to all earlier ones.
     """
 
     step: int
     agree: Mapping[str, Any]
     facts: Mapping[str, Any]
-    leaves: Mapping[str, tuple[int, int]]
+    leaves: Mapping[str, LeafPlace]
     trace: str
 
 

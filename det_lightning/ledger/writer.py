@@ -14,8 +14,8 @@ from typing import Any
 
 from det_lightning.errors import LedgerError
 from det_lightning.ledger.append_file import AppendFile
-from det_lightning.ledger.leaf_file import leaf_path
-from det_lightning.ledger.leaf_writer import LeafWriter
+from det_lightning.ledger.leaf_file import leaf_files, leaf_path
+from det_lightning.ledger.leaf_writer import LeafEnds, LeafWriter
 from det_lightning.ledger.lines import (
     FIRST_CHAIN,
     FORMAT,
@@ -27,7 +27,8 @@ from det_lightning.ledger.lines import (
     start_trace,
 )
 from det_lightning.ledger.reader import LedgerReader
-from det_lightning.ledger.record import KINDS, Record, next_trace
+from det_lightning.ledger.record import Record, next_trace
+from det_lightning.ledger.retention import LeafParts, Retention
 
 
 class LedgerWriter:
@@ -47,7 +48,8 @@ class LedgerWriter:
         step: int | None,
         first_step: int | None,
         segment: int,
-        leaf_ends: Mapping[str, int] | None = None,
+        leaf_ends: LeafEnds | None = None,
+        retention: Retention | None = None,
     ):
         self.path = path
         self.trace = trace
@@ -59,6 +61,7 @@ class LedgerWriter:
         self._segment = segment
         self._leaves = LeafWriter(path, leaf_ends or {}, self._write_layout)
         self.torn_leaf_bytes = self._leaves.torn_bytes
+        self._parts = LeafParts(retention, self._leaves.parts)
         self._ended = False
 
     @classmethod
@@ -70,11 +73,13 @@ class LedgerWriter:
         environment: Mapping[str, Any],
         entry: Mapping[str, Any],
         resumed_from: Mapping[str, Any] | None = None,
+        retention: Retention | None = None,
     ) -> LedgerWriter:
         """Start a ledger in directory `path` (made if missing).
 
         resumed_from: {"step", "trace"} of the record of another ledger that this run continues; the first
-        record is then step + 1. Raises LedgerError if a ledger is already there, or if it cannot be written.
+        record is then step + 1. retention: which leaves are kept; None: all.
+        Raises LedgerError if a ledger is already there, or if it cannot be written.
         """
         directory = Path(path)
         header = {
@@ -98,10 +103,27 @@ class LedgerWriter:
             raise LedgerError(f"no ledger can be started in {directory}: {error.strerror}") from None
         fresh.path = directory / LEDGER_FILE
         step = None if resumed_from is None else resumed_from["step"]
-        return cls(directory, fresh, chain=chain_of(line[:-1]), trace=trace, step=step, first_step=None, segment=0)
+        return cls(
+            directory,
+            fresh,
+            chain=chain_of(line[:-1]),
+            trace=trace,
+            step=step,
+            first_step=None,
+            segment=0,
+            retention=retention,
+        )
 
     @classmethod
-    def reopen(cls, path: str | Path, *, step: int, trace: str, environment: Mapping[str, Any]) -> LedgerWriter:
+    def reopen(
+        cls,
+        path: str | Path,
+        *,
+        step: int,
+        trace: str,
+        environment: Mapping[str, Any],
+        retention: Retention | None = None,
+    ) -> LedgerWriter:
         """Continue the ledger in `path` after its record of `step`, whose trace must be `trace`, and write a
         seam.
 
@@ -135,6 +157,7 @@ class LedgerWriter:
             first_step=first_step,
             segment=end,
             leaf_ends=leaf_ends,
+            retention=retention,
         )
         writer.torn_bytes = torn_bytes
         seam = {
@@ -154,8 +177,8 @@ class LedgerWriter:
 
         agree: the fields that must agree, with "step" one above the last; its "roots" gets the root of every
         kind in `leaves`.
-        leaves: kind -> tensor name -> 16-byte tensor digest. facts: anything else. Raises LedgerError,
-        and the ledger is then as before.
+        leaves: kind -> tensor name -> 16-byte tensor digest. facts: anything else. Raises LedgerError, and the ledger is
+        then as before; only where old leaves cannot be deleted the record stands.
         """
         self._refuse_if_ended()
         step, given_roots = agree.get("step"), agree.get("roots") or {}
@@ -164,11 +187,11 @@ class LedgerWriter:
         if type(step) is not int or step < 0 or (self.step is not None and step != self.step + 1):
             wanted = "a whole number from 0" if self.step is None else self.step + 1
             raise LedgerError(f"the next record of {self.path} is for step {wanted}, not {step!r}")
-        ends = self._leaves.ends()
+        ends, part = self._leaves.ends(), self._parts.part_of(step, self._lines.size)
         roots, places = dict(given_roots), {}
         try:
             for kind, digests in leaves.items():
-                roots[kind], places[kind] = self._leaves.append(kind, digests)
+                roots[kind], places[kind] = self._leaves.append(kind, digests, part)
             agree = {**agree, "roots": roots}
             trace = next_trace(self.trace, agree)
             fields = {
@@ -188,6 +211,9 @@ class LedgerWriter:
             raise
         self.trace, self.step = trace, step
         self._first_step = step if self._first_step is None else self._first_step
+        in_part = any(place.part is not None for place in record.leaves.values())
+        for passed in self._parts.recorded(part if in_part else None):
+            self._drop(passed)
         return record
 
     def checkpoint(self, step: int, path: str, digest: str) -> None:
@@ -216,6 +242,12 @@ class LedgerWriter:
             self._ended = True
             self._lines.close()
             self._leaves.close()
+
+    def _drop(self, part: int) -> None:
+        """The line first, so that a file that is missing without one is known as damage."""
+        self._write_line("dropped", {"part": part})
+        self._lines.flush_to_disk()
+        self._leaves.drop(part)
 
     def _write_layout(self, fields: Mapping[str, Any]) -> int:
         layout_id = self._lines.size
@@ -256,8 +288,7 @@ def _refuse_old_ledger(directory: Path) -> None:
             f"{directory} already holds a ledger; choose another directory, delete that one, or resume the "
             "run to continue it"
         )
-    for kind in KINDS:
-        if os.path.lexists(leaf_path(directory, kind)):
-            raise LedgerError(
-                f"{leaf_path(directory, kind)} lies there without a {LEDGER_FILE}; choose an empty directory"
-            )
+    for kind, part in leaf_files(directory):
+        raise LedgerError(
+            f"{leaf_path(directory, kind, part)} lies there without a {LEDGER_FILE}; choose an empty directory"
+        )

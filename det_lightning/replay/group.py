@@ -60,9 +60,11 @@ class Group:
 
 
 @contextmanager
-def worker_group(size: int) -> Iterator[Group]:
-    """`size` workers, ended when the block is left. Forked where that is sound, so that imports are paid once."""
-    context = multiprocessing.get_context("fork" if sys.platform == "linux" else "spawn")
+def worker_group(size: int, *, on_gpus: bool = False) -> Iterator[Group]:
+    """`size` workers, ended when the block is left. Forked where that is sound, so that imports are paid once: not for work
+    on GPUs, since CUDA does not survive a fork."""
+    forked = sys.platform == "linux" and not on_gpus
+    context = multiprocessing.get_context("fork" if forked else "spawn")
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     workers, connections = [], []
     try:

@@ -82,15 +82,16 @@ def _split(reference: LedgerReader) -> tuple[int, int]:
 
 
 def _accelerator(reference: LedgerReader, world: int) -> str:
-    """ "gpu" for one rank of a run on CUDA where there is a GPU. Runs of strategy="det" have the same bits on the CPU."""
+    """ "gpu" for a run on CUDA where each rank can have a GPU. Runs of strategy="det" have the same bits on the CPU."""
     on_cuda = str(reference.environment.get("device", "")).startswith("cuda")
-    if on_cuda and world == 1 and torch.cuda.is_available():
+    gpus = torch.cuda.device_count()
+    if on_cuda and gpus >= world:
         return "gpu"
     if on_cuda and reference.recipe.get("arithmetic") != "det":
         raise LedgerError(
             f"{reference.path} was recorded under {reference.recipe.get('arithmetic')!r} on "
-            f"{reference.environment['device']!r:.20}; its bits hold there only, and "
-            + ("a replay runs one rank on a GPU" if world > 1 else "there is no GPU here")
+            f"{reference.environment['device']!r:.20}; its bits hold there only, and {world} "
+            f"rank{'s need' if world > 1 else ' needs'} as many GPUs, of which there are {gpus} here"
         )
     return "cpu"
 
@@ -102,7 +103,7 @@ def _refuse_other_arithmetic(reference: LedgerReader, recorded_split: bool) -> N
     if arithmetic not in _STOCK:
         raise LedgerError(
             f"{reference.path} was recorded under {arithmetic!r}, which cannot be replayed; what can: "
-            f'strategy="det", and on the CPU {", ".join(_STOCK)}'
+            f'strategy="det", {", ".join(_STOCK)}'
         )
     if not recorded_split:
         raise LedgerError(

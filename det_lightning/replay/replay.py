@@ -102,7 +102,7 @@ def run_plan(plan: ReplayPlan, progress: Callable[[int], None] | None = None) ->
     """Run it: in this process with one rank, else in a group of its own. Returns the weights of rank 0."""
     if plan.world_size == 1:
         return run_rank(0, 1, free_port(), plan, progress)
-    with worker_group(plan.world_size) as group:
+    with worker_group(plan.world_size, on_gpus=plan.accelerator == "gpu") as group:
         return group.run(run_rank, plan.world_size, plan)
 
 

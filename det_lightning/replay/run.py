@@ -12,6 +12,7 @@ import torch
 from lightning.pytorch import Callback, Trainer
 from lightning.pytorch.strategies import DDPStrategy
 
+from det_lightning.callbacks.recording import NO_KINDS
 from det_lightning.callbacks.weight_ledger import WeightLedger
 from det_lightning.ledger.record import with_floats
 from det_lightning.ledger.store import LedgerReader
@@ -35,7 +36,7 @@ class ReplayPlan:
         checkpoint: file to start from, or None: from the beginning.
         override: "package.module:function" instead of the recorded entry.
         recording: the step whose operations are to be recorded, if any.
-        accelerator: "cpu", or "gpu" for one rank.
+        accelerator: "cpu", or "gpu", where every rank has one of its own.
     """
 
     reference: Path | None
@@ -81,7 +82,7 @@ def run_rank(
         plan.out,
         entry=plan.override or plan.entry["function"],
         entry_arguments=_arguments(plan),
-        kinds={kind: every for kind, every in plan.recording_of.items() if kind != "leaves"},
+        kinds={kind: every for kind, every in plan.recording_of.items() if kind not in NO_KINDS},
         leaves_every_n_steps=plan.recording_of.get("leaves", 1),
     )
     callbacks = [*run.callbacks, ledger, _StopAtDivergence(plan.reference, ledger, progress)]
@@ -132,7 +133,8 @@ def _strategy(plan: ReplayPlan, rank: int, port: int) -> dict[str, Any]:
     if plan.world_size == 1 and "SingleDevice" in recipe["arithmetic"]:
         return stock | {"strategy": "auto"}
     cluster = given_ranks(rank, plan.world_size, port)
-    return stock | {"strategy": DDPStrategy(cluster_environment=cluster, process_group_backend="gloo")}
+    backend = "gloo" if plan.accelerator == "cpu" else None  # the device's own
+    return stock | {"strategy": DDPStrategy(cluster_environment=cluster, process_group_backend=backend)}
 
 
 def array_of(tensor: torch.Tensor) -> np.ndarray:

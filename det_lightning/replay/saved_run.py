@@ -75,7 +75,9 @@ class SavedRun:
     def holds(self, step: int) -> bool:
         if self.ledger is None:
             return step in self.checkpoints
-        return self.ledger.first_step is not None and self.ledger.first_step <= step <= self.ledger.last_step
+        if self.ledger.first_step is None or not self.ledger.first_step <= step <= self.ledger.last_step:
+            return False
+        return self.ledger.keeps_leaves(self.ledger.record(step), "weights")
 
     def state(self, step: int) -> SavedState:
         """The state after `step`. Raises LedgerError if it cannot be read."""

@@ -238,7 +238,9 @@ def test_processes_that_lightning_starts_write_one_ledger_and_the_same(tmp_path,
     assert traces(tmp_path / "two") == traces(tmp_path / "ledger")
 
 
-@pytest.mark.parametrize("option", [{"kinds": {"weights": 1, "optimizer": 4}}, {"leaves_every_n_steps": 3}])
+@pytest.mark.parametrize(
+    "option", [{"kinds": {"weights": 1, "optimizer": 4}}, {"leaves_every_n_steps": 3}, {"keep_leaves": 2}]
+)
 def test_what_is_recorded_less_often_is_replayed_alike(tmp_path, option):
     in_new_process(fit_with_options, tmp_path / "sparse", option)
     in_new_process(fit, tmp_path, steps=9)
@@ -249,7 +251,11 @@ def test_what_is_recorded_less_often_is_replayed_alike(tmp_path, option):
                 if found is not None:
                     assert found == whole.record(record.step).agree["roots"][kind]
         rows = {kind: sum(kind in record.leaves for record in sparse.records()) for kind in ("weights", "optimizer")}
-    assert rows == ({"weights": 10, "optimizer": 3} if "kinds" in option else {"weights": 4, "optimizer": 4})
+        kept = [record.step for record in sparse.records() if sparse.keeps_leaves(record, "weights")]
+    expected = {"kinds": {"weights": 10, "optimizer": 3}, "leaves_every_n_steps": {"weights": 4, "optimizer": 4}}
+    assert rows == expected.get(next(iter(option)), {"weights": 10, "optimizer": 10})
+    every = option.get("leaves_every_n_steps", 1)
+    assert kept == ([0, 8, 9] if "keep_leaves" in option else [*range(0, 10, every)])
     result = in_new_process(replay, tmp_path / "sparse", entry="tests.replay.recorded:build")
     assert result.matched and result.steps == 9
 
@@ -302,6 +308,15 @@ def test_an_interval_below_one_is_refused():
         WeightLedger("nowhere", kinds={"weights": 0})
     with pytest.raises(InputError, match="leaves_every_n_steps"):
         WeightLedger("nowhere", leaves_every_n_steps=0)
+    with pytest.raises(InputError, match="keep_leaves is 0"):
+        WeightLedger("nowhere", keep_leaves=0)
+
+
+def test_options_that_contradict_each_other_are_refused():
+    with pytest.raises(InputError, match="without keep_leaves all leaves are kept"):
+        WeightLedger("nowhere", keep_leaves_every_n_steps=10)
+    with pytest.raises(InputError, match="give a multiple"):
+        WeightLedger("nowhere", leaves_every_n_steps=4, keep_leaves=8, keep_leaves_every_n_steps=10)
 
 
 class TwoOptimizers(LightningModule):

@@ -12,6 +12,7 @@ import tempfile
 from pathlib import Path
 
 from det_lightning.cli.app import run
+from det_lightning.ledger.retention import Retention
 from det_lightning.ledger.store import LedgerWriter
 from tests.ledger.example_runs import ENVIRONMENT, NAMES, RECIPE, append_steps, trace_at, write_run
 
@@ -53,6 +54,7 @@ CASES = {
     "bisect_torn_line": "bisect a torn",
     "bisect_resumed": "bisect a resumed",
     "bisect_fewer_kinds": "bisect a weights_only",
+    "bisect_leaves_not_kept": "bisect kept kept_changed",
     "bisect_nothing_in_common": "bisect a empty",
     "bisect_damaged": "bisect a damaged",
     "bisect_junk": "bisect a junk",
@@ -67,12 +69,14 @@ CASES = {
     "show_empty": "show empty",
     "show_step": "show a --step 5",
     "show_tensors": "show a --tensors",
+    "show_tensors_not_kept": "show kept --step 6 --tensors",
     "show_step_json": "show a --step 1 --tensors --json",
     "show_missing_step": "show a --step 99",
     "show_names_that_move_the_cursor": "show hostile --tensors",
     "verify_chain_sound": "verify a --chain",
     "verify_chain_sound_json": "verify a --chain --json",
     "verify_chain_resumed": "verify resumed --chain",
+    "verify_chain_leaves_dropped": "verify kept --chain",
     "verify_chain_torn": "verify torn --chain",
     "verify_chain_damaged": "verify damaged --chain",
     "verify_chain_damaged_header": "verify junk --chain",
@@ -102,6 +106,8 @@ def write_scenario(directory: Path) -> None:
     write_run(directory / "short", 7)
     write_run(directory / "long", 200)
     write_run(directory / "weights_only", 12, kinds=["weights"])
+    write_run(directory / "kept", 12, retention=Retention(2))
+    write_run(directory / "kept_changed", 12, retention=Retention(2), changes=at(5, bias))
     write_run(directory / "empty", -1)
     write_run(directory / "torn", 12, close=False)
     cut(directory / "torn/ledger.jsonl", -20)

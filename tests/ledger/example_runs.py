@@ -8,6 +8,7 @@ from pathlib import Path
 from blake3 import blake3
 
 from det_lightning.ledger.record import float_bits
+from det_lightning.ledger.retention import Retention
 from det_lightning.ledger.store import LedgerReader, LedgerWriter
 
 NAMES = ("layer.0.bias", "layer.0.weight", "layer.2.bias", "layer.2.weight")
@@ -66,10 +67,13 @@ def write_run(
     environment: Mapping = ENVIRONMENT,
     resumed_from: Mapping | None = None,
     close: bool = True,
+    retention: Retention | None = None,
     **options,
 ) -> Path:
     """Write a run of records `first` .. `steps` and return its path; options as for `append_steps`."""
-    writer = LedgerWriter.create(path, recipe=recipe, environment=environment, entry=ENTRY, resumed_from=resumed_from)
+    writer = LedgerWriter.create(
+        path, recipe=recipe, environment=environment, entry=ENTRY, resumed_from=resumed_from, retention=retention
+    )
     append_steps(writer, range(first, steps + 1), **options)
     if close:
         writer.close()

@@ -148,6 +148,8 @@ def record(
     saved: Path | None = None,
     seed: int = 4,
     precision: str = "32-true",
+    accelerator: str = "cpu",
+    kept: int | None = None,
     **options,
 ) -> None:
     """Trains STEPS steps and records them."""
@@ -155,11 +157,13 @@ def record(
     module, loader, callbacks = build(**options)
     cluster = given_ranks(rank, world, port or free_port())
     trainer = Trainer(
-        accelerator="cpu",
+        accelerator=accelerator,
         devices=world,
         strategy={
             "det": lambda: DetStrategy(seed=seed, cluster_environment=cluster, global_batch=12),
-            "ddp": lambda: DDPStrategy(cluster_environment=cluster, process_group_backend="gloo"),
+            "ddp": lambda: DDPStrategy(
+                cluster_environment=cluster, process_group_backend="gloo" if accelerator == "cpu" else None
+            ),
             "auto": lambda: "auto",
         }[strategy](),
         max_steps=STEPS,
@@ -167,7 +171,7 @@ def record(
         callbacks=[
             *callbacks,
             *([FaultInjector(*fault)] if fault else []),
-            WeightLedger(ledger, entry=ENTRY, entry_arguments=options),
+            WeightLedger(ledger, entry=ENTRY, entry_arguments=options, keep_leaves=kept),
             *([ModelCheckpoint(saved, every_n_train_steps=2, save_top_k=-1, filename="{step}")] if saved else []),
         ],
         **(QUIET_TRAINER | {"enable_checkpointing": saved is not None}),
@@ -203,7 +207,7 @@ def record_on_ranks(ledger: Path, *, world: int = 1, **options) -> None:
     if world == 1:
         record(ledger, **options)
     else:
-        with worker_group(world) as group:
+        with worker_group(world, on_gpus=options.get("accelerator") == "gpu") as group:
             group.run(record_rank, world, ledger, options)
 
 

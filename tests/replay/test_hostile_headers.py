@@ -28,7 +28,7 @@ SPLIT = {"world_size": 1, "accumulate": 1}
         pytest.param(
             {"arithmetic": "stock SingleDeviceStrategy", "precision": "32-true", "data": None},
             SPLIT | {"device": "cuda:0"},
-            "there is no GPU here",
+            "1 rank needs as many GPUs, of which there are 0 here",
             marks=pytest.mark.skipif(torch.cuda.is_available(), reason="there is one"),
         ),
         (RECIPE | {"data": None}, SPLIT, "cannot be replayed"),

@@ -164,6 +164,16 @@ def test_a_flipped_bit_is_called_transient_and_named(references, tmp_path):
     )
 
 
+def test_a_step_whose_leaves_were_dropped_is_searched_by_replays(references, tmp_path):
+    case = Planted("code", 2, ALL, options={"kept": 1})
+    code, told = in_new_process(plant_and_bisect, references("", {"kept": 1}), tmp_path / "ledger", case)
+    first, inside = told["first"], told["inside"]
+    assert (code, first["tensors"], set(first["kinds_without_leaves"])) == (1, [], ALL)
+    assert inside["verdict"] == "found" and inside["element"] is not None
+    text = answer(["bisect", str(references("", {"kept": 1})), str(tmp_path / "ledger")])[1]
+    assert f"leaves of step {first['step']} were not kept" in text and "bisect --replay" in text
+
+
 def test_a_library_version_in_the_header_is_told_and_blamed_for_nothing(tmp_path):
     reference = write_run(tmp_path / "a", 6)
     candidate = write_run(

@@ -48,39 +48,50 @@ def fetched(words, start, stop):
 
 
 @kernel
-def lanes_block(start, stop, words_at, total, length, magnitude_mask, infinity, nan, out_at):
-    """out[b] = lanes of the words of block b, `length` words a block; words: int32 [total], out: int64 [blocks, 2].
+def lanes_block(start, stop, words_at, length, blocks_a_run, place, run, stride, magnitude_mask, infinity, nan, out_at):
+    """out[b] = lanes of the words of block b; words: int32 in runs of `run`, `length` words a block but for the last of a
+    run; out: int64 [blocks, 2]. The first words of the runs stand at place, place + stride, ...
 
     A word whose bits under `magnitude_mask` exceed `infinity` becomes `nan`; a mask of 0 leaves all words alone.
     """
-    words, out = words_1(words_at, total), integers_2(out_at, stop, 2)
+    words, out = words_1(words_at, stop * length), integers_2(out_at, stop, 2)
     for block in range(start, stop):
         first, second = 0, 0
-        out[block, 0] = fetched(words, block * length, min((block + 1) * length, total))
-        for j in range(block * length, min((block + 1) * length, total)):
+        number = block // blocks_a_run
+        begin, end = number * run + block % blocks_a_run * length, (number + 1) * run
+        end = min(begin + length, end)
+        moved = place + number * (stride - run)
+        out[block, 0] = fetched(words, begin, end)
+        for j in range(begin, end):
             bits = np.int64(words[j]) & _WORD
             if (bits & magnitude_mask) > infinity:
                 bits = nan
-            z, y = mix(j, bits)
+            z, y = mix(moved + j, bits)
             first += z
             second += y
         out[block, 0], out[block, 1] = first, second
 
 
 @kernel
-def float64_lanes_block(start, stop, words_at, total, length, high_infinity, high_nan, out_at):
-    """Like `lanes_block` for float64: two words an element, low word first, `length` even."""
-    words, out = words_1(words_at, total), integers_2(out_at, stop, 2)
+def float64_lanes_block(
+    start, stop, words_at, length, blocks_a_run, place, run, stride, high_infinity, high_nan, out_at
+):
+    """Like `lanes_block` for float64: two words an element, low word first; all numbers of words even."""
+    words, out = words_1(words_at, stop * length), integers_2(out_at, stop, 2)
     for block in range(start, stop):
         first, second = 0, 0
-        out[block, 0] = fetched(words, block * length, min((block + 1) * length, total))
-        for j in range(block * length, min((block + 1) * length, total), 2):
+        number = block // blocks_a_run
+        begin, end = number * run + block % blocks_a_run * length, (number + 1) * run
+        end = min(begin + length, end)
+        moved = place + number * (stride - run)
+        out[block, 0] = fetched(words, begin, end)
+        for j in range(begin, end, 2):
             low, high = np.int64(words[j]) & _WORD, np.int64(words[j + 1]) & _WORD
             magnitude = high & 0x7FFFFFFF
             if magnitude > high_infinity or (magnitude == high_infinity and low != 0):
                 low, high = 0, high_nan
-            z, y = mix(j, low)
-            u, v = mix(j + 1, high)
+            z, y = mix(moved + j, low)
+            u, v = mix(moved + j + 1, high)
             first += z + u
             second += y + v
         out[block, 0], out[block, 1] = first, second

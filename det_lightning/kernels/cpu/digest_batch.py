@@ -1,0 +1,35 @@
+"""The digest lanes of many tensors in one call. The twin of `cuda_digest_batch`."""
+
+from collections.abc import Sequence
+from functools import lru_cache
+
+import torch
+
+from ..digest_place import Place
+from .digest import lanes_tensor
+
+_INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+
+
+def many_lanes(places: Sequence[Place | None], *tensors: torch.Tensor) -> torch.Tensor:
+    """The lanes of each tensor as int64 [tensors, 2].
+
+    places: of the elements within a larger tensor; None: the tensor is all of it.
+    """
+    lanes = torch.empty((len(tensors), 2), dtype=torch.int64)
+    for row, (tensor, place) in enumerate(zip(tensors, places, strict=True)):
+        if place is None and tensor.numel() == 1 and not tensor.is_complex():
+            lanes[row] = _of_one(tensor.dtype, _bits(tensor))
+        else:
+            lanes[row] = lanes_tensor(tensor, place)
+    return lanes
+
+
+def _bits(tensor: torch.Tensor) -> int:
+    return tensor.detach().resolve_neg().view(_INTEGERS[tensor.element_size()]).item()
+
+
+@lru_cache(maxsize=1024)
+def _of_one(dtype: torch.dtype, bits: int) -> torch.Tensor:
+    """Of a single element: optimizers count steps for each parameter, and all of them count the same."""
+    return lanes_tensor(torch.tensor([bits], dtype=_INTEGERS[dtype.itemsize]).view(dtype))

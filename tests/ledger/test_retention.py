@@ -1,0 +1,219 @@
+"""What a ledger keeps of its leaves: the last records, chosen steps for good, and roots of all."""
+
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+from det_lightning.errors import InputError, LedgerError
+from det_lightning.ledger.chain import verify_chain
+from det_lightning.ledger.compare import difference_at
+from det_lightning.ledger.leaf_file import leaf_files, leaf_path
+from det_lightning.ledger.retention import LeafParts, Retention
+from det_lightning.ledger.store import LedgerReader, LedgerWriter
+from tests.ledger.example_runs import agree_and_leaves, append_steps, trace_at, write_run
+
+
+def kept_run(path, steps, retention, **options):
+    writer = LedgerWriter.create(path, recipe={}, environment={}, entry={}, retention=retention)
+    append_steps(writer, range(steps + 1), **options)
+    return writer
+
+
+def kept_steps(path, kind="weights"):
+    with LedgerReader(path) as reader:
+        return [record.step for record in reader.records() if reader.keeps_leaves(record, kind)]
+
+
+def leaf_bytes_in(path):
+    return sum(leaf_path(path, *each).stat().st_size for each in leaf_files(path))
+
+
+def test_the_last_leaves_and_every_so_many_are_kept_and_what_is_kept_is_right(tmp_path):
+    kept_run(tmp_path / "run", 100, Retention(8, 25)).close()
+    steps = kept_steps(tmp_path / "run")
+    assert set(range(93, 101)) | {0, 25, 50, 75} <= set(steps)
+    assert len(steps) <= 4 + 1 + 8 + 2
+    with LedgerReader(tmp_path / "run") as reader:
+        for step in steps:
+            expected = agree_and_leaves(step)[1].get("weights")
+            found = reader.leaves(reader.record(step), "weights")
+            assert found == {name: digest.hex() for name, digest in expected.items()}
+        assert reader.leaves(reader.record(60), "weights") == {}
+    report = verify_chain(tmp_path / "run")
+    assert (report.sound, report.torn, report.records) == (True, False, 101)
+    assert report.without_leaves == 101 - len(steps)
+
+
+def test_files_stop_growing_and_the_records_are_those_of_a_ledger_that_keeps_all(tmp_path):
+    writer = kept_run(tmp_path / "run", 40, Retention(10))
+    early = leaf_bytes_in(tmp_path / "run")
+    append_steps(writer, range(41, 400))
+    writer.close()
+    assert leaf_bytes_in(tmp_path / "run") <= early + 3 * 2 * 4 * 16
+    whole = write_run(tmp_path / "whole", 399)
+    assert leaf_bytes_in(whole) > 20 * leaf_bytes_in(tmp_path / "run")
+    assert trace_at(whole, 399) == trace_at(tmp_path / "run", 399)
+
+
+def test_a_difference_where_leaves_were_dropped_is_known_by_its_root(tmp_path):
+    kept_run(tmp_path / "a", 60, Retention(5)).close()
+    kept_run(tmp_path / "b", 60, Retention(5), changes=[(20, "weights", "layer.0.bias")]).close()
+    with LedgerReader(tmp_path / "a") as a, LedgerReader(tmp_path / "b") as b:
+        found = difference_at(a, b, 20)
+        assert (found.tensors, found.kinds_without_leaves) == ((), ("weights",))
+        assert [each.name for each in difference_at(a, b, 59).tensors] == ["layer.0.bias"]
+
+
+@pytest.mark.parametrize("kind", ["weights", "gradients"])
+def test_leaves_that_are_gone_without_a_line_that_drops_them_are_damage(tmp_path, kind):
+    kept_run(tmp_path / "run", 30, Retention(8)).close()
+    part = leaf_files(tmp_path / "run")[-1][1]
+    path = leaf_path(tmp_path / "run", kind, part)
+    path.unlink()
+    report = verify_chain(tmp_path / "run")
+    assert not report.sound
+    assert path.name in report.damage.what and "no line says" in report.damage.what
+    assert report.damage.step in range(22, 31)
+
+
+@pytest.mark.parametrize("deletions", range(5))
+def test_a_death_within_a_deletion_loses_nothing_that_was_to_be_kept(tmp_path, monkeypatch, deletions):
+    """The process dies before the first, between two and after the last of the files that go."""
+    writer = kept_run(tmp_path / "run", 30, Retention(4, 10))
+    unlink, left = os.unlink, [deletions]
+
+    def dying(path):
+        if left[0] == 0:
+            raise KeyboardInterrupt
+        left[0] -= 1
+        unlink(path)
+
+    monkeypatch.setattr(os, "unlink", dying)
+    with pytest.raises(KeyboardInterrupt):
+        append_steps(writer, range(31, 60))
+    monkeypatch.undo()
+    with LedgerReader(tmp_path / "run") as reader:
+        last = reader.last_step
+        trace = reader.record(last).trace
+    wanted = {0, 10, 20, 30, *range(last - 3, last + 1)}
+    assert wanted <= set(kept_steps(tmp_path / "run")) & set(kept_steps(tmp_path / "run", "gradients")) | {0}
+    assert verify_chain(tmp_path / "run").sound
+    writer = LedgerWriter.reopen(tmp_path / "run", step=last, trace=trace, environment={}, retention=Retention(4, 10))
+    append_steps(writer, range(last + 1, last + 20))
+    writer.close()
+    assert verify_chain(tmp_path / "run").sound
+    assert len({part for _, part in leaf_files(tmp_path / "run")}) <= 7
+
+
+WRITER = """
+import sys
+from det_lightning.ledger.retention import Retention
+from det_lightning.ledger.store import LedgerReader, LedgerWriter
+from tests.ledger.example_runs import append_steps
+path, known = sys.argv[1], sys.argv[2]
+try:
+    with LedgerReader(path) as reader:
+        record = reader.record(reader.last_step)
+    writer = LedgerWriter.reopen(
+        path, step=record.step, trace=record.trace, environment={}, retention=Retention(3, 50)
+    )
+except ValueError:
+    writer = LedgerWriter.create(path, recipe={}, environment={}, entry={}, retention=Retention(3, 50))
+with open(known, "a", buffering=1) as done:
+    for step in range(0 if writer.step is None else writer.step + 1, 10**6):
+        append_steps(writer, [step])
+        done.write(f"{step}\\n")
+"""
+
+
+def test_a_writer_that_is_killed_while_it_deletes_keeps_what_it_was_told_to(tmp_path):
+    path, known = tmp_path / "run", tmp_path / "known"
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    rng = random.Random(3)
+    for _ in range(6):
+        before = known.read_text().count("\n") if known.exists() else 0
+        process = subprocess.Popen(
+            [sys.executable, "-c", WRITER, str(path), str(known)], env=environment, stderr=subprocess.PIPE
+        )
+        while process.poll() is None and (not known.exists() or known.read_text().count("\n") < before + 10):
+            time.sleep(0.01)
+        time.sleep(rng.random() * 0.05)
+        process.send_signal(signal.SIGKILL)
+        assert process.wait() == -signal.SIGKILL, process.stderr.read().decode()
+        process.stderr.close()
+        report = verify_chain(path)
+        assert report.sound, report.damage
+        last = report.last_step
+        wanted = {*range(0, last + 1, 50), *range(last - 2, last + 1)}
+        assert wanted <= set(kept_steps(path)) and wanted <= set(kept_steps(path, "gradients")) | {0}
+
+
+def test_a_resumed_run_goes_on_dropping_and_cuts_off_torn_leaves_of_a_part(tmp_path):
+    kept_run(tmp_path / "run", 20, Retention(4)).abandon()
+    trace = trace_at(tmp_path / "run", 15)
+    newest = leaf_path(tmp_path / "run", *leaf_files(tmp_path / "run")[-1])
+    with open(newest, "ab") as torn:
+        torn.write(b"7" * 40)
+    report = verify_chain(tmp_path / "run")
+    assert report.sound and report.torn_leaf_bytes == {"weights": 40}
+    writer = LedgerWriter.reopen(tmp_path / "run", step=15, trace=trace, environment={}, retention=Retention(4))
+    assert writer.torn_leaf_bytes == 40
+    append_steps(writer, range(16, 41))
+    writer.close()
+    report = verify_chain(tmp_path / "run")
+    assert (report.sound, report.torn, report.superseded) == (True, False, 5)
+    assert set(kept_steps(tmp_path / "run")) >= {0, *range(37, 41)}
+    assert trace_at(tmp_path / "run", 40) == trace_at(write_run(tmp_path / "whole", 40, recipe={}), 40)
+
+
+def test_a_part_of_a_record_that_never_came_is_deleted_when_the_run_goes_on(tmp_path):
+    kept_run(tmp_path / "run", 5, Retention(4)).abandon()
+    lost = leaf_path(tmp_path / "run", "weights", (tmp_path / "run/ledger.jsonl").stat().st_size)
+    lost.write_bytes(b"1" * 64)
+    assert verify_chain(tmp_path / "run").torn_leaf_bytes == {"weights": 64}
+    trace = trace_at(tmp_path / "run", 5)
+    writer = LedgerWriter.reopen(tmp_path / "run", step=5, trace=trace, environment={}, retention=Retention(4))
+    writer.close()
+    assert writer.torn_leaf_bytes == 64 and not lost.exists()
+
+
+def test_kinds_without_tensors_and_kinds_that_come_later_need_no_file(tmp_path):
+    kept_run(tmp_path / "run", 30, Retention(4), kinds=("buffers",), names=()).close()
+    assert leaf_files(tmp_path / "run") in ([], [("buffers", None)])
+    assert verify_chain(tmp_path / "run").sound
+
+
+def test_old_leaves_that_cannot_be_deleted_are_an_error_and_the_ledger_stays_sound(tmp_path, monkeypatch):
+    writer = kept_run(tmp_path / "run", 4, Retention(2))
+
+    def refuse(path):
+        raise PermissionError(1, "Operation not permitted")
+
+    monkeypatch.setattr(os, "unlink", refuse)
+    with pytest.raises(LedgerError, match="cannot be deleted"):
+        append_steps(writer, range(5, 20))
+    writer.abandon()
+    assert verify_chain(tmp_path / "run").sound
+
+
+@pytest.mark.parametrize(("last", "every"), [(0, None), (-1, None), (True, None), (2.0, None), (3, 0), (3, "7")])
+def test_a_retention_of_nothing_is_refused(last, every):
+    with pytest.raises(InputError, match="whole number from 1"):
+        Retention(last, every)
+
+
+@pytest.mark.parametrize("last", [1, 2, 4, 5, 16, 100])
+def test_a_part_goes_only_after_enough_records_and_soon_after(last):
+    parts, where, alive = LeafParts(Retention(last), []), {}, set()
+    for step in range(1, 400):
+        part = parts.part_of(step, 1000 + step)
+        where[step], alive = part, alive | {part}
+        alive -= set(parts.recorded(part))
+        kept = [each for each in range(1, step + 1) if where[each] in alive]
+        assert set(kept) >= set(range(max(1, step - last + 1), step + 1))
+        assert len(kept) <= last + max(1, last // 4)
