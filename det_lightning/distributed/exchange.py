@@ -21,6 +21,7 @@ from det_lightning.arithmetic.formats import DIGITS, NB
 from det_lightning.arithmetic.windowed_digits import HIGHEST_BASE, LOWEST_BASE, MAXIMUM_STATES, words_for
 from det_lightning.distributed.buckets import BLOCK
 from det_lightning.distributed.local_sum import LocalSum, windows_on
+from det_lightning.distributed.transfer import all_to_all
 from det_lightning.errors import DetError, InputError
 from det_lightning.ops.quotient import det_quotient, odd_part
 from det_lightning.ops.windowed_digits import WindowedDigits, round_parts, window_bounds
@@ -79,7 +80,7 @@ class Exchange:
         if not self.levels:
             return _finished(local, denominator(), dtype)
         if not windows_on(local.device.type):
-            return (yield from self._exchange_digits(local.take(), denominator, dtype))
+            return (yield from self._exchange_digits(local.take(), denominator, dtype, local.label))
         # Bounds of what this rank holds, so that a maximum over ranks agrees on a window for all of them.
         blocks = local.elements // BLOCK
         agreed = torch.full((2 * blocks + 1,), _NOTHING, dtype=torch.int64, device=local.device)
@@ -106,14 +107,15 @@ class Exchange:
             digits = local.take()
         if special:
             # Infinities and NaNs are rare; the full form counts them beside the digits.
-            return (yield from self._exchange_digits(digits, denominator, dtype))
+            return (yield from self._exchange_digits(digits, denominator, dtype, local.label))
         words = words_for(0, widest)
         window = WindowedDigits.from_digits(digits.view(blocks, BLOCK, NB), base, words)
         local.pool.give_back(digits)
         del digits
         if window.words.shape[0] != words or window.base is not base:
             raise DetError("a gradient does not fit the window that all ranks agreed on; please report this")
-        return (yield from self.word_stages(window.words, base, (lowest, highest), denominator, dtype))
+        edges = lowest, highest
+        return (yield from self.word_stages(window.words, base, edges, denominator, dtype, label=local.label))
 
     def word_stages(
         self,
@@ -122,22 +124,22 @@ class Exchange:
         edges: tuple[int, int],
         denominator: Callable[[], Fraction],
         dtype: torch.dtype,
+        *,
+        label: str = "",
     ) -> Stages:
         """As `stages`, from words of one window on all ranks: int32 [count, blocks, BLOCK] in normal form.
 
         Args:
             base: int64 [blocks].
             edges: its smallest and its largest element.
+            label: whose sums these are, for `transfer`.
         """
         states = 1
         for level in self.levels:
             ranks = dist.get_world_size(level)
             received = torch.empty_like(words)
             # In each word the blocks of one rank's share lie together: no copy, one collective a word.
-            yield [
-                dist.all_to_all_single(target, word, group=level, async_op=True)
-                for target, word in zip(received, words, strict=True)
-            ]
+            yield [all_to_all(target, word, level, label) for target, word in zip(received, words, strict=True)]
             base = base.view(ranks, -1)[dist.get_rank(level)].contiguous()
             parts = received.view(len(words), ranks, -1, BLOCK).transpose(0, 1)
             if level is not self.levels[-1]:
@@ -145,10 +147,10 @@ class Exchange:
         share = _rounded_parts(parts, base, edges, states, denominator(), dtype).view(-1)
         return (yield from self._gather(share))
 
-    def _exchange_digits(self, digits: torch.Tensor, denominator, dtype) -> Stages:
+    def _exchange_digits(self, digits: torch.Tensor, denominator, dtype, label: str) -> Stages:
         for level in self.levels:
             received = torch.empty_like(digits)
-            yield dist.all_to_all_single(received, digits, group=level, async_op=True)
+            yield all_to_all(received, digits, level, label)
             digits = received.view(dist.get_world_size(level), -1, NB).sum(dim=0)
         return (yield from self._gather(det_quotient(digits, denominator(), dtype=dtype)))
 
