@@ -29,7 +29,7 @@ KINDS = {
 }
 
 
-def run(ledger, *, injector=None, guard=True, ranks=None, more=(), module=None):
+def run(ledger, *, injector=None, guard=True, ranks=None, more=(), module=None, accelerator="cpu"):
     """(what the guard raised, None if nothing; the guard) of six steps."""
     quiet_lightning()
     built, loader = build()
@@ -37,7 +37,7 @@ def run(ledger, *, injector=None, guard=True, ranks=None, more=(), module=None):
     rank, world, port = ranks or (0, 1, free_port())
     callbacks = [*([watcher] if guard else []), *more, *([injector] if injector else []), WeightLedger(ledger)]
     trainer = Trainer(
-        accelerator="cpu",
+        accelerator=accelerator,
         devices=world,
         strategy=DetStrategy(seed=4, cluster_environment=given_ranks(rank, world, port), global_batch=12),
         max_steps=6,
@@ -59,16 +59,16 @@ def told(error):
     return error and {name: getattr(error, name) for name in ("rank", "step", "layer", "kind", "verdict")}
 
 
-def all_drills(folder):
+def all_drills(folder, accelerator="cpu"):
     """(kind, lasting) -> outcome and what was told; one process for all of them."""
     found = {}
-    run(folder / "clean", guard=False)
+    run(folder / "clean", guard=False, accelerator=accelerator)
     for kind in KINDS:
         for lasting in (False, True):
             for guard in (False, True):
                 ledger = folder / f"{kind}-{lasting}-{guard}"
                 injector = FaultInjector(STEP, "first.weight", 8, 19, kind=kind, lasting=lasting)
-                error, _ = run(ledger, injector=injector, guard=guard)
+                error, _ = run(ledger, injector=injector, guard=guard, accelerator=accelerator)
                 outcome = drill_outcome(injector, error, folder / "clean", ledger)
                 found[f"{kind}, {lasting}, {guard}"] = outcome, told(error), len(injector.flips)
     return found
@@ -116,8 +116,9 @@ def test_a_flip_that_a_rectifier_hides_is_masked_and_not_missed(tmp_path):
     assert {outcomes[True, index] for index in range(10)} == {"found"}
 
 
-def two_ranks(rank, world_size, port, ledger, injector, guard=True):
-    error, watcher = run(ledger, injector=injector, guard=guard, ranks=(rank, world_size, port))
+def two_ranks(rank, world_size, port, ledger, injector, guard=True, accelerator="cpu"):
+    ranks = rank, world_size, port
+    error, watcher = run(ledger, injector=injector, guard=guard, ranks=ranks, accelerator=accelerator)
     return told(error), watcher.transfers_checked, watcher.gradients_checked, [] if injector is None else injector.flips
 
 
