@@ -12,7 +12,6 @@ import subprocess
 import sys
 import tempfile
 import xml.etree.ElementTree as ElementTree
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -22,7 +21,7 @@ import torch  # noqa: E402
 
 from benchmarks.surroundings import output_of, surroundings  # noqa: E402
 from det_lightning.arithmetic.formats import BFLOAT16, FLOAT32, NB  # noqa: E402
-from det_lightning.kernels import cuda, cuda_compile, cuda_digest, cuda_gemm, cuda_planner  # noqa: E402
+from det_lightning.kernels import cuda, cuda_compile, cuda_digest, cuda_gemm, cuda_layout, cuda_paths, cuda_planner  # noqa: E402
 from det_lightning.ops.gemm_windowed import add_gemm_windowed, gemm_windowed  # noqa: E402
 from det_lightning.ops.matmul import det_matmul  # noqa: E402
 
@@ -53,17 +52,6 @@ BOUNDS = {
     "short": "instructions and their latency at 16 warps a multiprocessor, 41 % of issue slots",
 }
 FORMS = {"float32": FLOAT32, "bfloat16": BFLOAT16}
-
-
-def compile_everything() -> None:
-    """All cubins at once; NVRTC works in parallel."""
-    jobs = [(source, {}) for source in cuda_compile.sources()]
-    names = ("residue_whole", "residue_convert", "residue_round", "residue_windowed")
-    jobs += [(cuda_compile.SOURCE_FOLDER / f"{name}.cu", {"MODULI": n}) for name in names for n in range(4, 17)]
-    short = cuda_compile.SOURCE_FOLDER / "residue_short.cu"
-    jobs += [(short, {"MODULI": n, "DEPTH": depth}) for depth in (64, 128) for n in range(4, 17)]
-    with ThreadPoolExecutor(16) as pool:
-        list(pool.map(lambda job: cuda.cubin_path(job[0], cuda.architecture(job[0], 0), job[1]), jobs))
 
 
 def test_outcomes() -> dict:
@@ -181,6 +169,35 @@ def product_row(data: str, batches: int, m: int, k: int, n: int, output: str, bo
     return row
 
 
+def float64_rows() -> list[dict]:
+    """The second engine beside the first, and beside a float64 product of cuBLAS, of which it takes one for three moduli."""
+    rows = []
+    for data, size in (("float32", 1024), ("float32", 4096), ("bfloat16", 4096)):
+        x, w = operands(data, 1, size, 4096, size)
+        x32, w32, x64, w64 = x.float(), w.float(), x.double(), w.double()
+        calls = {
+            "float64_engine": lambda x=x, w=w: cuda_gemm.gemm(x, w, None, FLOAT32, "float64"),
+            "int8_engine": lambda x=x, w=w: cuda_gemm.gemm(x, w, None, FLOAT32, "int8"),
+            "cublas_float32": lambda x=x32, w=w32: x @ w.t(),
+            "cublas_float64": lambda x=x64, w=w64: x @ w.t(),
+        }
+        cuda_gemm._known.sites.clear()
+        for _ in range(SETTLING_CALLS):
+            calls["float64_engine"](), calls["int8_engine"]()
+            torch.cuda.synchronize()
+        moduli = next(site.plan.moduli for site in cuda_gemm._known.sites.values() if site.engine == "float64")
+        row = {"work": f"float64 engine {size}x4096x{size}", "data": data, "moduli": moduli}
+        row |= {f"{name}_ms": median_ms(call, 7) for name, call in calls.items()}
+        row["stages_ms"] = stages(calls["float64_engine"], 3)
+        for other in ("int8_engine", "cublas_float32", "cublas_float64"):
+            row[f"ratio_to_{other}"] = row["float64_engine_ms"] / row[f"{other}_ms"]
+        products = 2 * size * 4096 * size * cuda_layout.groups_of(moduli)
+        row["tflops"] = products / row["stages_ms"]["residue_gemm_float64"] / 1e9
+        rows.append(row)
+        print(json.dumps(row), flush=True)
+    return rows
+
+
 def windowed_rows() -> list[dict]:
     """Products as digits, against the same product rounded to float32."""
     rows = []
@@ -234,13 +251,17 @@ def main() -> int:
     driver = output_of("nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader")
     result = surroundings(torch.cuda.get_device_name(0), commit=commit, driver=driver)
     result["cuda_src"], result["nvrtc"] = cuda_compile.source_digest(), "{}.{}".format(*cuda_compile.nvrtc_version())
-    compile_everything()
-    result["products"] = [product_row(*case) for case in PRODUCTS]
-    result["digits"] = windowed_rows()
-    result["streams"] = digest_rows()
-    target.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+    cuda.compile_ahead(0, cuda_paths.variants())
+    parts = {
+        "streams": digest_rows,
+        "float64": float64_rows,
+        "products": lambda: [product_row(*case) for case in PRODUCTS],
+        "digits": windowed_rows,
+    }
     if "--no-tests" not in sys.argv:
-        result["tests"] = test_outcomes()
+        parts["tests"] = test_outcomes
+    for name, measure in parts.items():
+        result[name] = measure()
         target.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
     return 0
 

@@ -1,4 +1,4 @@
-"""Writes the generated parts of README.md from benchmarks/results/ and from the code's own tables.
+"""Writes the generated parts of README.md and docs/measured.md from benchmarks/results/ and from the code's own tables.
 
 `python benchmarks/readme_tables.py` rewrites them; with `--check` it only says whether they are up to date (exit code 1).
 """
@@ -7,6 +7,7 @@ import ast
 import json
 import re
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -62,19 +63,40 @@ def bisect() -> str:
     )
 
 
+PRODUCTS = {  # of benchmarks/results/kernels-h200.json, in the README: what is aimed at
+    "float32 256x1024x256, float32 out": 1.5,
+    "float32 1024x4096x1024, float32 out": 1.0,
+    "float32 4096x4096x4096, float32 out": 0.65,
+    "float32 8192x8192x8192, float32 out": 0.55,
+    "bfloat16 1024x4096x1024, float32 out": 0.8,
+    "bfloat16 8192x8192x8192, float32 out": 0.42,
+    "float32 96 x (1024x64x1024), float32 out": 2.5,
+}
+
+
 def measurements() -> str:
-    parts = []
-    cpu = load("cpu-arithmetic.json")
-    rows = [
-        f"| {row['work']} | {row['ratio']:.1f} | {row['target']} | {row['against']} |"
-        for row in cpu["rows"]
-        if row["target"] is not None
-    ]
-    repdl = load("against-repdl.json")
+    """What people ask first; docs/measured.md has the rest."""
+    cpu, gpu, exchange = load("cpu-arithmetic.json"), load("kernels-h200.json"), load("reducer-on-gpus.json")
+    found = {f"{row['data']} {row['product']}, {row['output']} out": row["ratio"] for row in gpu["products"]}
+    rows = [("CPU", row["work"], row["against"], row["ratio"], row["target"]) for row in cpu["rows"] if row["target"]]
+    rows += [("GPU", work, "cuBLAS float32", found[work], aimed) for work, aimed in PRODUCTS.items()]
+    rows += [("GPUs", row["work"], row["against"], row["ratio"], row["target"]) for row in exchange["rows"]]
+    return (
+        "Time as a multiple of the stock operation's in the same process, beside what is aimed at. "
+        "[docs/measured.md](docs/measured.md) has every line that was measured, with devices and versions; "
+        "[docs/cpu.md](docs/cpu.md) and [docs/cuda.md](docs/cuda.md) say how it works and what bounds it.\n\n"
+        "| on | work | beside | ratio | aim |\n|---|---|---|---|---|\n"
+        + "\n".join(f"| {on} | {work} | {beside} | {ratio:.2f} | {aimed} |" for on, work, beside, ratio, aimed in rows)
+        + f"\n\n<sub>CPU: {cpu['device']}. GPU: {gpu['device']}. GPUs: {exchange['device']}.</sub>"
+    )
+
+
+def measured_on_cpu() -> str:
+    cpu, repdl = load("cpu-arithmetic.json"), load("against-repdl.json")
     theirs, ours = repdl["rows"][0], repdl["rows"][1]
-    parts.append(
-        "Exact arithmetic on two cores of a CPU, time as a multiple of the stock operation in the same process (medians of "
-        "seven), beside what is aimed at. [docs/cpu.md](docs/cpu.md) says how it works.\n\n"
+    rows = [f"| {row['work']} | {row['ratio']:.1f} | {row['target'] or ''} | {row['against']} |" for row in cpu["rows"]]
+    return (
+        "Time as a multiple of the stock operation in the same process, medians of seven.\n\n"
         "| work | ratio | aim | against |\n|---|---|---|---|\n"
         + "\n".join(rows)
         + f"\n\n<sub>{origin(cpu)}</sub>\n\n"
@@ -82,16 +104,18 @@ def measurements() -> str:
         f"{ours['repdl_over_this']:.0f} times as fast, with a largest error of {ours['largest_error']:.1e} instead of "
         f"{theirs['largest_error']:.1e} (relative to the exact value or to 1).\n\n<sub>{origin(repdl)}</sub>"
     )
+
+
+def products_on_gpu() -> str:
     result = load("kernels-h200.json")
     rows = [
         f"| {row['data']} {row['product']}, {row['output']} out | {row['ratio']:.2f} | {row['ratio_to_bfloat16']:.1f} "
         f"| {row['tops']:.0f} |"
         for row in result["products"]
     ]
-    parts.append(
-        "Exact products on one GPU, time as a multiple of cuBLAS float32 (TF32 off) in the same process, small products as "
-        f"replays of a CUDA graph; {result['tests']['passed']} tests compare bytes with the CPU, "
-        f"{len(result['tests']['not_passed'])} failed. [docs/cuda.md](docs/cuda.md) says what bounds each line.\n\n"
+    return (
+        "Time as a multiple of cuBLAS float32 (TF32 off) in the same process, small products as replays of a CUDA graph; "
+        f"{result['tests']['passed']} tests compare bytes with the CPU, {len(result['tests']['not_passed'])} failed.\n\n"
         "| product | of cuBLAS float32 | of cuBLAS bfloat16 | int8 TOPS inside |\n|---|---|---|---|\n"
         + "\n".join(rows)
         + "".join(
@@ -101,15 +125,31 @@ def measurements() -> str:
         )
         + f"\n\n<sub>{origin(result)}</sub>"
     )
+
+
+def streams_on_gpu() -> str:
     result = load("streams-h200.json")
     rows = [f"| {row['work']} | {100 * row['share_of_copy']:.0f} % | {aim(row['aim'])} |" for row in result["rows"]]
-    parts.append(
-        "Operations that memory bounds on the same GPU, bytes read and written over time, as a share of what a copy of 1 GiB"
-        " reaches in the same process; 2^28 float32 numbers unless said:\n\n| operation | of a copy | aim |\n|---|---|---|\n"
+    return (
+        "Bytes read and written over time, as a share of what a copy of 1 GiB reaches in the same process; 2^28 float32 "
+        "numbers unless said.\n\n| operation | of a copy | aim |\n|---|---|---|\n"
         + "\n".join(rows)
         + f"\n\n<sub>{origin(result)}</sub>"
     )
-    return "\n\n".join(parts)
+
+
+def exchange_on_gpus() -> str:
+    result = load("reducer-on-gpus.json")
+    rows = [
+        f"| {row['work']} | {row['ratio']} | {row['target']} | {row['ours_ms']} ms | {row['stock_ms']} ms |"
+        for row in result["rows"]
+    ]
+    return (
+        "Beside one NCCL all-reduce of the same number of float32 elements, which rounds at every addition.\n\n"
+        "| work | ratio | aim | exact | NCCL |\n|---|---|---|---|---|\n"
+        + "\n".join(rows)
+        + f"\n\n<sub>{origin(result)}</sub>"
+    )
 
 
 def aim(share: float | None) -> str:
@@ -158,27 +198,44 @@ def block(lines: list[str]) -> str:
     return "```text\n" + "\n".join(line.rstrip() for line in lines) + "\n```"
 
 
-PARTS = {
-    "failure": failure,
-    "demo": demo,
-    "bisect": bisect,
-    "measurements": measurements,
-    "seed": seed,
-    "coverage": coverage,
+PAGES = {
+    "README.md": {
+        "failure": failure,
+        "demo": demo,
+        "bisect": bisect,
+        "measurements": measurements,
+        "seed": seed,
+        "coverage": coverage,
+    },
+    "docs/measured.md": {
+        "cpu": measured_on_cpu,
+        "products": products_on_gpu,
+        "streams": streams_on_gpu,
+        "exchange": exchange_on_gpus,
+    },
 }
 
 
-def main() -> int:
-    path = ROOT / "README.md"
-    before = text = path.read_text()
-    for name, make in PARTS.items():
+def rewritten(text: str, parts: dict[str, Callable[[], str]]) -> str:
+    for name, make in parts.items():
         pattern = re.compile(rf"(<!-- generated: {name} -->\n).*?(<!-- end generated -->)", re.DOTALL)
         body = make()
-        text = pattern.sub(lambda found, body=body: f"{found[1]}{body}\n{found[2]}", text)
-    if "--check" in sys.argv:
-        return int(text != before)
-    path.write_text(text)
-    return 0
+        text, count = pattern.subn(lambda found, body=body: f"{found[1]}{body}\n{found[2]}", text)
+        if count != 1:
+            raise SystemExit(f"a page must hold <!-- generated: {name} --> once, it does {count} times")
+    return text
+
+
+def main() -> int:
+    changed = False
+    for name, parts in PAGES.items():
+        path = ROOT / name
+        before = path.read_text(encoding="utf-8")
+        after = rewritten(before, parts)
+        changed |= after != before
+        if "--check" not in sys.argv:
+            path.write_text(after, encoding="utf-8")
+    return int(changed and "--check" in sys.argv)
 
 
 if __name__ == "__main__":

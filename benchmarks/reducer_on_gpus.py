@@ -1,12 +1,13 @@
 """Times the exact exchange of a gradient between GPUs beside NCCL's float32 all-reduce of it.
 
-`python benchmarks/reducer_on_gpus.py [COMMIT]`, on a machine with two GPUs or more. 124 million elements, as in a small
-GPT: windowed digits by all-to-all, exact local sum, division, one rounding, all-gather of float32.
+`python benchmarks/reducer_on_gpus.py [COMMIT] [--profile]`, on a machine with two GPUs or more. 126 million elements, as
+in a small GPT: agreement on windows, reduce-scatter of their words, division, one rounding, all-gather of float32.
 """
 
 import json
 import sys
 from fractions import Fraction
+from itertools import product
 from pathlib import Path
 from statistics import median
 
@@ -18,13 +19,14 @@ import torch.distributed as dist  # noqa: E402
 import torch.multiprocessing as mp  # noqa: E402
 
 from benchmarks.surroundings import RESULTS, output_of, surroundings  # noqa: E402
-from det_lightning.distributed.buckets import BLOCK  # noqa: E402
-from det_lightning.distributed.exchange import Exchange  # noqa: E402
+from det_lightning.distributed.buckets import BLOCK, bucket_elements_for  # noqa: E402
+from det_lightning.distributed.exchange import Exchange, all_gather, reduce_scatter  # noqa: E402
 from det_lightning.distributed.waiting import wait  # noqa: E402
+from det_lightning.ops.window_agreement import agreed_window  # noqa: E402
 from det_lightning.ops.windowed_digits import WindowedDigits  # noqa: E402
 from det_lightning.strategies.given_ranks import free_port  # noqa: E402
 
-ELEMENTS, BUCKET, REPEATS = 124 << 20, 4 << 20, 9
+ELEMENTS, REPEATS = 120 << 20, 9
 
 
 def milliseconds(run, *arguments) -> float:
@@ -39,19 +41,19 @@ def milliseconds(run, *arguments) -> float:
     return begin.elapsed_time(end)
 
 
-def stages(exchange: Exchange, window: WindowedDigits):
-    """What a bucket goes through in a training once its digits are in a window, the agreement on the window included."""
-    used, high = torch.ones_like(window.base, dtype=torch.bool), window.base + 70
-    agreed = torch.cat([high, -window.base, used[:1].long()])
+def stages(exchange: Exchange, needs: torch.Tensor, words: torch.Tensor):
+    """What a bucket goes through in a training once its digits are words, the agreement on the window included."""
+    agreed = needs.clone()
     yield exchange.add(agreed, largest=True)
-    base = -agreed[len(high) : -1]
-    lowest, highest = torch.stack([base.min(), base.max()]).tolist()
-    return (yield from exchange.word_stages(window.words, base, (lowest, highest), lambda: Fraction(24), torch.float32))
+    base, facts = agreed_window(agreed)
+    _, _, minus_lowest, highest = facts.tolist()
+    edges = (-minus_lowest, highest)
+    return (yield from exchange.word_stages(words, base, edges, lambda: Fraction(24), torch.float32))
 
 
-def exchange_all(exchange: Exchange, windows: list[WindowedDigits], gradients: list[torch.Tensor]) -> None:
+def exchange_all(exchange: Exchange, buckets: list[tuple], gradients: list) -> None:
     """All buckets, each stage of one behind the same stage of the one before."""
-    running = {place: stages(exchange, window) for place, window in enumerate(windows)}
+    running = {place: stages(exchange, *bucket) for place, bucket in enumerate(buckets)}
     works = dict.fromkeys(running)
     while running:
         for place in list(running):
@@ -63,42 +65,81 @@ def exchange_all(exchange: Exchange, windows: list[WindowedDigits], gradients: l
                 del running[place]
 
 
-def measure(rank: int, world: int, port: int, answers) -> None:
+def move_alone(buckets: list[tuple], gradients: list[torch.Tensor]) -> None:
+    """NCCL's part of the exchange and nothing else: what no arithmetic could be faster than."""
+    works = []
+    for _, words in buckets:
+        works.append(reduce_scatter(torch.empty_like(words[0]), words, async_op=True))
+    for gradient in gradients:
+        works.append(
+            all_gather(torch.empty_like(gradient), gradient[: len(gradient) // dist.get_world_size()], async_op=True)
+        )
+    for work in works:
+        work.wait()
+
+
+def random_bucket(exchange: Exchange, elements: int, words: int, generator: torch.Generator) -> tuple:
+    """(needs, words) of a window on base -90."""
+    blocks = elements // BLOCK
+    room = exchange.room_for(blocks, words, torch.device("cuda"))
+    room.random_(-(2**25), 2**25, generator=generator)
+    needs = torch.tensor([26 * words - 90, 90, 0], device="cuda").repeat_interleave(
+        torch.tensor([blocks, blocks, 1], device="cuda")
+    )
+    return needs, room
+
+
+def check_first(words: torch.Tensor, found: torch.Tensor, world: int) -> None:
+    """The first bucket's gradients against words that were added up by nothing but torch."""
+    whole = [torch.empty_like(words) for _ in range(world)]
+    dist.all_gather(whole, words)
+    for share, of_share in zip(found.view(len(words), -1), sum(whole[1:], whole[0].clone()), strict=True):
+        base = torch.full((of_share.shape[1],), -90, device="cuda")
+        expected = WindowedDigits(base, of_share, states=world).round(denominator=24)
+        assert torch.equal(expected.view(-1), share), "the exchange rounded something else"
+
+
+def profile(exchange: Exchange, buckets: list[tuple], gradients: list) -> None:
+    """Where one exchange of everything spends its time, on the GPU and on the host."""
+    activities = [torch.profiler.ProfilerActivity.CPU, torch.profiler.ProfilerActivity.CUDA]
+    with torch.profiler.profile(activities=activities) as found:
+        milliseconds(exchange_all, exchange, buckets, gradients)
+    for order in ("self_cuda_time_total", "self_cpu_time_total"):
+        print(found.key_averages().table(sort_by=order, row_limit=14, max_name_column_width=60), flush=True)
+
+
+def measure(rank: int, world: int, port: int, profiled: bool, answers) -> None:
     torch.cuda.set_device(rank)
-    dist.init_process_group("nccl", f"tcp://127.0.0.1:{port}", rank=rank, world_size=world)
+    device = torch.device("cuda", rank)
+    dist.init_process_group("nccl", f"tcp://127.0.0.1:{port}", rank=rank, world_size=world, device_id=device)
     plain = torch.randn(ELEMENTS, device="cuda")
     exchange, rows = Exchange(), []
-    for words in (3, 4):
-        shape = (BUCKET // BLOCK, BLOCK)
+    for words, elements in product((3, 4), (bucket_elements_for(device), 8 << 20)):
         generator = torch.Generator("cuda").manual_seed(rank)
-        windows = [
-            WindowedDigits(
-                torch.full(shape[:1], -90, device="cuda"),
-                torch.randint(-(2**25), 2**25, (words, *shape), generator=generator, dtype=torch.int32, device="cuda"),
-            )
-            for _ in range(ELEMENTS // BUCKET)
-        ]
-        gradients: list[torch.Tensor] = [plain] * len(windows)
-        pairs = []
+        buckets = [random_bucket(exchange, elements, words, generator) for _ in range(ELEMENTS // elements)]
+        gradients: list = [None] * len(buckets)
+        times = []
         for repeat in range(REPEATS + 2):
-            ours = milliseconds(exchange_all, exchange, windows, gradients)
+            ours = milliseconds(exchange_all, exchange, buckets, gradients)
             stock = milliseconds(dist.all_reduce, plain)
+            alone = milliseconds(move_alone, buckets, gradients)
             plain.normal_()
             if repeat > 1:
-                pairs.append((ours, stock))
-        total = WindowedDigits(windows[0].base, windows[0].words.clone())
-        whole = [torch.empty_like(total.words) for _ in range(world)]
-        dist.all_gather(whole, total.words)
-        check = WindowedDigits(total.base, sum(whole[1:], whole[0].clone()), states=world)
-        assert torch.equal(check.round(denominator=24).view(-1), gradients[0]), "the exchange rounded something else"
+                times.append((ours, stock, alone))
+        check_first(buckets[0][1], gradients[0], world)
+        if profiled and rank == 0:
+            profile(exchange, buckets, gradients)
+        elif profiled:
+            milliseconds(exchange_all, exchange, buckets, gradients)
         rows.append(
             {
                 "work": f"exact sum over {world} GPUs of {ELEMENTS >> 20} Mi gradient elements, {words} words, "
-                f"buckets of {BUCKET >> 20} Mi",
-                "ratio": round(median(a / b for a, b in pairs), 2),
+                f"buckets of {elements >> 20} Mi",
+                "ratio": round(median(ours / stock for ours, stock, _ in times), 2),
                 "against": "NCCL all_reduce float32",
-                "ours_ms": round(median(a for a, _ in pairs), 3),
-                "stock_ms": round(median(b for _, b in pairs), 3),
+                "ours_ms": round(median(ours for ours, _, _ in times), 3),
+                "stock_ms": round(median(stock for _, stock, _ in times), 3),
+                "moving_alone_ms": round(median(alone for _, _, alone in times), 3),
                 "target": {3: 2.5, 4: 3.2}[words],
             }
         )
@@ -108,13 +149,14 @@ def measure(rank: int, world: int, port: int, answers) -> None:
 
 
 def main() -> int:
+    words = [word for word in sys.argv[1:] if word != "--profile"]
     world = torch.cuda.device_count()
     answers = mp.get_context("spawn").SimpleQueue()
-    mp.spawn(measure, (world, free_port(), answers), nprocs=world)
+    mp.spawn(measure, (world, free_port(), "--profile" in sys.argv, answers), nprocs=world)
     driver = output_of("nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader").splitlines()
     result = surroundings(
         f"{world} x {torch.cuda.get_device_name(0)}",
-        commit=sys.argv[1] if len(sys.argv) > 1 else None,
+        commit=words[0] if words else None,
         driver=driver[0] if driver else "unknown",
     )
     result["rows"] = answers.get()

@@ -85,7 +85,7 @@ class FaultGuard(Callback):
                 wrong.label,
                 "digits in flight",
                 "persistent" if wrong.persistent else "transient",
-                f"sums for the gradients of {wrong.label} left rank {wrong.source} and came to rank {wrong.rank} as others"
+                f"sums for the gradients of {wrong.label} left {_sender(wrong.source)} and came to rank {wrong.rank} changed"
                 + (", also when they were sent again" if wrong.persistent else "; sent again they were right"),
                 rank=wrong.rank,
             )
@@ -195,3 +195,7 @@ def _only_ours(trainer: Any, pl_module: torch.nn.Module, guard: Callback) -> boo
 
 def _overrides(callback: Callback, hook: str) -> bool:
     return getattr(type(callback), hook) is not getattr(Callback, hook)
+
+
+def _sender(rank: int | None) -> str:
+    return "the ranks that added them up" if rank is None else f"rank {rank}"

@@ -61,6 +61,7 @@ def environment(trainer: Any) -> dict[str, Any]:
         "python": platform.python_version(),
         "versions": {name: found for name in _PACKAGES if (found := _version(name))},
         "kernels": kernels_of("machine_code").source_digest(),
+        "engine": kernels_of("gemm").default_engine(torch.empty(0, device=trainer.strategy.root_device)),
         "deterministic_algorithms": torch.are_deterministic_algorithms_enabled(),
         "git": _git(),
     }

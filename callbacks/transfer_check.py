@@ -7,30 +7,44 @@ import torch
 import torch.distributed as dist
 
 from det_lightning.distributed import transfer
+from det_lightning.distributed.exchange import reduce_scatter
 
 
 class WrongTransfer(NamedTuple):
-    """Sums for the gradients of `label` that left rank `source` and arrived as others at rank `rank`. persistent: wrong
-    again when they were sent once more."""
+    """Sums for the gradients of `label` that left rank `source` and arrived changed at rank `rank`; source None: what
+    several ranks sent was added up on the way. persistent: wrong again when they were sent once more."""
 
     label: str
-    source: int
+    source: int | None
     rank: int
     persistent: bool
 
 
 @dataclass
 class _Sent:
+    """claimed: int64 [ranks], checksums of its share by those who sent; found: of what arrived, or of their sum [1]."""
+
     label: str
     sent: torch.Tensor
     group: Any
-    received: torch.Tensor
-    claimed: torch.Tensor  # int64 [ranks], checksums by those who sent
-    found: torch.Tensor | None = None  # and of what arrived
+    summed: bool
+    claimed: torch.Tensor
+    found: torch.Tensor | None = None
 
-    def wrong(self) -> list[int]:
-        """Ranks of the group whose share arrived as another."""
-        return (self.claimed != self.found).nonzero().flatten().tolist()
+    def wrong(self) -> list[int | None]:
+        """Ranks whose share arrived as another."""
+        if self.summed:
+            return [None] if bool(self.claimed.sum() != self.found.sum()) else []
+        sources = (self.claimed != self.found).nonzero().flatten().tolist()
+        return [dist.get_global_rank(self.group or dist.group.WORLD, source) for source in sources]
+
+    def send_again(self) -> None:
+        """Observed like the first time."""
+        ranks = dist.get_world_size(self.group)
+        received = torch.empty_like(self.sent[: len(self.sent) // ranks] if self.summed else self.sent)
+        send = reduce_scatter if self.summed else dist.all_to_all_single
+        work = send(received, self.sent, group=self.group, async_op=True)
+        transfer.watched(self.label, received, self.sent, self.group, work).wait()
 
 
 class TransferCheck:
@@ -51,15 +65,14 @@ class TransferCheck:
         self._sent = []
 
     def __call__(self, label: str, received: torch.Tensor, sent: torch.Tensor, group: Any, work: Any) -> "_Checked":
-        one = _Sent(label, sent, group, received, torch.empty(dist.get_world_size(group), dtype=torch.int64))
-        sums = _checksums(sent, group)
-        one.claimed = torch.empty_like(sums)
+        sums = sent.reshape(dist.get_world_size(group), -1).sum(dim=1, dtype=torch.int64)
+        one = _Sent(label, sent, group, received.numel() < sent.numel(), torch.empty_like(sums))
         self._sent.append(one)
-        return _Checked(one, work, dist.all_to_all_single(one.claimed, sums, group=group, async_op=True))
+        return _Checked(one, received, work, dist.all_to_all_single(one.claimed, sums, group=group, async_op=True))
 
     def judge(self) -> WrongTransfer | None:
-        """What went wrong since the last call, on any rank; the same answer on every rank. Wrong transfers are made once
-        more for the verdict."""
+        """What went wrong since the last call, on any rank; the same answer on every rank. All transfers are made once more
+        for the verdict, where one was wrong."""
         sent, self._sent = self._sent, []
         if not sent:
             return None
@@ -69,20 +82,10 @@ class TransferCheck:
         dist.all_reduce(seen, op=dist.ReduceOp.MAX)
         if not int(seen):
             return None
-        again: list[list[int]] = []
         for one in sent:
-            transfer.all_to_all(torch.empty_like(one.sent), one.sent, one.group, one.label).wait()
-            again.append(self._sent[-1].wrong())
-        self._sent = []
-        told = [
-            (
-                sent[place].label,
-                dist.get_global_rank(sent[place].group or dist.group.WORLD, source),
-                dist.get_rank(),
-                bool(again[place]),
-            )
-            for place, source in wrong
-        ]
+            one.send_again()
+        again, self._sent = self._sent, []
+        told = [(sent[place].label, source, dist.get_rank(), bool(again[place].wrong())) for place, source in wrong]
         everyone: list[Any] = [None] * dist.get_world_size()
         dist.all_gather_object(everyone, told)
         return WrongTransfer(*next(each for rank in everyone for each in rank))
@@ -91,16 +94,11 @@ class TransferCheck:
 class _Checked:
     """A work whose result is checksummed as soon as it is there; on CUDA in the order of the stream."""
 
-    def __init__(self, one: _Sent, work: Any, claim: Any):
-        self._one, self._work, self._claim = one, work, claim
+    def __init__(self, one: _Sent, received: torch.Tensor, work: Any, claim: Any):
+        self._one, self._received, self._work, self._claim = one, received, work, claim
 
     def wait(self) -> None:
         self._work.wait()
         self._claim.wait()
-        self._one.found = _checksums(self._one.received, self._one.group)
-        self._one.received = torch.empty(0)
-
-
-def _checksums(words: torch.Tensor, group: Any) -> torch.Tensor:
-    """Of each rank's share, int64 [ranks], modulo 2^64."""
-    return words.reshape(dist.get_world_size(group), -1).sum(dim=1, dtype=torch.int64)
+        shares = 1 if self._one.summed else dist.get_world_size(self._one.group)
+        self._one.found = self._received.reshape(shares, -1).sum(dim=1, dtype=torch.int64)

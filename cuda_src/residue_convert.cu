@@ -6,7 +6,7 @@
 
 // Launch: THREADS threads; x_blocks = ceil(batches * rows * team / THREADS) blocks for x, then those for w.
 // *flagged := 0. Requires: depth < 2^31.
-extern "C" __global__ void __launch_bounds__(THREADS, 4) residue_convert(const __grid_constant__ Product p) {
+extern "C" __global__ void __launch_bounds__(THREADS, FLOAT64_RESIDUES ? 2 : 4) residue_convert(const __grid_constant__ Product p) {
     if (blockIdx.x == 0 && threadIdx.x == 0) *p.flagged() = 0;
     convert_block(p, blockIdx.x);
 }

@@ -1,11 +1,7 @@
 // Rows of floats to residues and to what their rounding needs to know (see residue_rows.cuh).
 #pragma once
 
-#include "residue.cuh"
-#include "residue_rows.cuh"
-
-constexpr int THREADS = 256;
-constexpr int CHUNK = 16;  // terms that a thread takes at a time
+#include "residue_places.cuh"
 
 // The float32 patterns of the terms k .. k + CHUNK - 1 of a row; zeros beyond its end.
 __device__ __forceinline__ void load_chunk(
@@ -54,36 +50,6 @@ __device__ __forceinline__ void integer_of(double value, double scale, uint32& l
     }
 }
 
-// Stores the residues of CHUNK integers in all planes; with NORMS, longest := the largest of it and, over the moduli, the sums
-// of the team's squares of residues. first: 0 for x, MODULI for w. lanes: those of the warp that call it.
-template <bool NORMS>
-__device__ __forceinline__ void store_residues(
-    const uint32 (&low)[CHUNK], const uint32 (&high)[CHUNK], int first, int8* to, int64 plane_bytes, int team, uint32 lanes,
-    int& longest
-) {
-#pragma unroll 1
-    for (int i = 0; i < MODULI; i++, to += plane_bytes) {
-        ResidueConstants c = residue_constants.of[first + i];
-        uint32 words[CHUNK / 4];
-#pragma unroll
-        for (int q = 0; q < CHUNK / 4; q++) {
-            uint32 one = __byte_perm(residue(low[4 * q], high[4 * q], c), residue(low[4 * q + 1], high[4 * q + 1], c), 0x0040);
-            uint32 two =
-                __byte_perm(residue(low[4 * q + 2], high[4 * q + 2], c), residue(low[4 * q + 3], high[4 * q + 3], c), 0x0040);
-            words[q] = __byte_perm(one, two, 0x5410);
-        }
-        *reinterpret_cast<uint4*>(to) = make_uint4(words[0], words[1], words[2], words[3]);
-        if (NORMS) {
-            int squares = 0;
-#pragma unroll
-            for (int q = 0; q < CHUNK / 4; q++) squares = __dp4a(static_cast<int>(words[q]), static_cast<int>(words[q]), squares);
-            for (int distance = team / 2; distance > 0; distance /= 2)
-                squares += __shfl_xor_sync(lanes, squares, distance);
-            longest = max(longest, squares);
-        }
-    }
-}
-
 // Over the `team` threads of a row, a power of two up to THREADS, by their lanes: every one of them gets the result.
 template <class T, class F>
 __device__ __forceinline__ T over_lanes(T value, int team, F combine) {
@@ -98,32 +64,6 @@ __device__ __forceinline__ T over_warps(const T* shared, int team, F combine) {
     int warps = team / 32, first = threadIdx.x / team * warps;
     return over_lanes(shared[first + threadIdx.x % warps], warps, combine);
 }
-
-// One operand.
-struct Operand {
-    const char* data;
-    int format;
-    int64 batches, rows, row_stride, batch_stride, padded_rows, depth;
-    int8* residues;
-    Row* facts;
-    double norm_scale;
-    Rests* rests;  // what was cut off is named here, unless null
-    int constants;  // the first of residue_constants: 0 for x, MODULI for w
-};
-
-// Where the residues of a row go: blocks of 128 rows and terms, planes of a modulus.
-struct InBlocks {
-    int8* block;
-    int64 plane_bytes;
-    int64 chunks;
-    int swizzle;
-    __device__ InBlocks(const Operand& o, int64 padded_row, int64 depth_blocks)
-        : block(o.residues + padded_row / BLOCK * depth_blocks * BLOCK_BYTES + padded_row % BLOCK * BLOCK),
-          plane_bytes(o.batches * o.padded_rows * depth_blocks * BLOCK),
-          chunks(depth_blocks * (BLOCK / CHUNK)),
-          swizzle(static_cast<int>(padded_row % 8)) {}
-    __device__ int8* of(int c) const { return block + static_cast<int64>(c / 8) * BLOCK_BYTES + (c % 8 ^ swizzle) * CHUNK; }
-};
 
 // Names those of CHUNK terms from number k on of which something is cut off.
 __device__ __noinline__ void name_rests(Rests* rests, int k, const uint32 (&bits)[CHUNK], double scale) {
@@ -207,10 +147,8 @@ __device__ __forceinline__ void convert(const Operand& o, int team, int64 first_
     uint32 lanes = __ballot_sync(ALL_LANES, exists);
     int longest = 0;
     for (int c = lane; c < chunks; c += team) {
-        int8* to = place.of(c);
         if (!NORMS && c >= filled) {
-#pragma unroll 1
-            for (int i = 0; i < MODULI; i++) *reinterpret_cast<uint4*>(to + i * place.plane_bytes) = make_uint4(0, 0, 0, 0);
+            clear_chunk(place, c);
             continue;
         }
         if (chunks > team) load_chunk(from, o.format, static_cast<int64>(c) * CHUNK, o.depth, bits);
@@ -221,7 +159,7 @@ __device__ __forceinline__ void convert(const Operand& o, int team, int64 first_
             integer_of(finite ? static_cast<double>(__uint_as_float(bits[v])) : 0.0, scale, low[v], high[v], cut_here);
         cut += cut_here;
         if (NAMED && cut_here != 0.0) name_rests(rests, c * CHUNK, bits, scale);
-        store_residues<NORMS>(low, high, o.constants, to, place.plane_bytes, team, lanes, longest);
+        store_chunk<NORMS>(place, c, low, high, o.constants, team, lanes, longest);
     }
     auto sum_upwards = [](float a, float b) { return __fadd_ru(a, b); };
     float cut_off = over_lanes(__double2float_ru(cut * (1.0 + 0x1p-20)), min(team, 32), sum_upwards);

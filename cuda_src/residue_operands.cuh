@@ -4,6 +4,12 @@
 #include "product.cuh"
 #include "residue_convert.cuh"
 
+#if FLOAT64_RESIDUES
+using Blocks = InFloat64Blocks;
+#else
+using Blocks = InBlocks;
+#endif
+
 __device__ __forceinline__ Operand x_operand(const Product& p) {
     return {p.x, static_cast<int>(p.x_format), p.batches, p.rows, p.x_row_stride, p.x_batch_stride, p.padded_rows, p.depth,
             p.x_residues(), p.x_facts(), p.norm_scale, p.x_rests(), 0};
@@ -21,5 +27,5 @@ __device__ __forceinline__ void convert_block(const Product& p, int64 block) {
     bool of_x = block < p.x_blocks;
     Operand o = of_x ? x_operand(p) : w_operand(p);
     convert<false, NAMED>(o, team, (of_x ? block : block - p.x_blocks) * (THREADS / team),
-                   [&](int64 row) { return InBlocks(o, row, p.depth_blocks); });
+                   [&](int64 row) { return Blocks(o, row, p.depth_blocks); });
 }

@@ -11,12 +11,13 @@
 #include "long_product.cuh"
 #include "residue_operands.cuh"
 #include "residue_round.cuh"
+#include "residue_float64.cuh"
 
 constexpr int WORD_BITS = 26;
 constexpr int64 RADIX = 1ll << WORD_BITS, HALF = RADIX / 2;
 constexpr int MOST_WORDS = 7;  // that 192 bits fill; words above are zero
 
-extern "C" __global__ void __launch_bounds__(THREADS, 4) residue_windowed_convert(const __grid_constant__ Product p) {
+extern "C" __global__ void __launch_bounds__(THREADS, FLOAT64_RESIDUES ? 2 : 4) residue_windowed_convert(const __grid_constant__ Product p) {
     if (blockIdx.x == 0 && threadIdx.x < 2) p.flagged()[threadIdx.x] = 0;
     convert_block<true>(p, blockIdx.x);
 }
@@ -134,6 +135,49 @@ __device__ __forceinline__ bool words_of(
     return fits && left == 0 && above + static_cast<int64>(carry) == 0;
 }
 
+// What the products left of two neighbouring elements of a lane, as UnitSums has it of all 16.
+class PairSums {
+    const int8* from;
+    int64 units;
+#if FLOAT64_RESIDUES
+    int2 pairs[GROUPS];
+
+public:
+    __device__ __forceinline__ PairSums(const Product& p, int64 unit, int64 units)
+        : from(p.products() + unit * UNIT_BYTES + threadIdx.x % 32 * 16), units(units) {}
+
+    // Group of 8 columns, and the lane's first or second row.
+    __device__ __forceinline__ void enter(int group, int half) {
+#pragma unroll
+        for (int g = 0; g < GROUPS; g++)
+            pairs[g] = *reinterpret_cast<const int2*>(from + (g * units * 4 + group) * (UNIT_BYTES / 4) + 8 * half);
+    }
+
+    template <int V>
+    __device__ __forceinline__ void get(int (&u)[GROUPS]) const {
+#pragma unroll
+        for (int g = 0; g < GROUPS; g++) u[g] = V ? pairs[g].y : pairs[g].x;
+    }
+#else
+    uint32 words[MODULI];
+
+public:
+    __device__ __forceinline__ PairSums(const Product& p, int64 unit, int64 units)
+        : from(p.products() + unit * 512 + threadIdx.x % 32 * 16), units(units) {}
+
+    __device__ __forceinline__ void enter(int group, int half) {
+#pragma unroll
+        for (int m = 0; m < MODULI; m++)
+            words[m] = half ? words[m] >> 16 : *reinterpret_cast<const uint32*>(from + m * units * 512 + group * 4);
+    }
+
+    template <int V>
+    __device__ __forceinline__ void get(int (&u)[GROUPS]) const {
+        group_sums<V>([&](int m) { return words[m]; }, u);
+    }
+#endif
+};
+
 // Two neighbouring elements of a lane at a time, in a loop that is not unrolled: the code would not fit the caches.
 extern "C" __global__ void __launch_bounds__(THREADS, 2) residue_windowed(const __grid_constant__ Product p) {
     int lane = threadIdx.x % 32, words = static_cast<int>(p.words);
@@ -143,19 +187,11 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2) residue_windowed(const 
     UnitPlace place(p, unit);
     uint32 undone = 0;
     if (place.row < p.rows && place.column < p.columns) {
-        uint32 of_group[MODULI];
+        PairSums sums(p, unit, units);
 #pragma unroll 1
         for (int step = 0; step < 8; step++) {
             int group = step / 2, half = step % 2;
-            if (half == 0) {
-                const int8* products = p.products() + unit * 512 + lane * 16 + group * 4;
-#pragma unroll
-                for (int m = 0; m < MODULI; m++)
-                    of_group[m] = *reinterpret_cast<const uint32*>(products + m * units * 512);
-            } else {
-#pragma unroll
-                for (int m = 0; m < MODULI; m++) of_group[m] >>= 16;
-            }
+            sums.enter(group, half);
             int64 i = place.row + lane / 4 + 8 * half, j = place.column + 8 * group + lane % 4 * 2;
             if (i >= p.rows || j >= p.columns) continue;
             Row a = p.x_facts()[i];
@@ -165,7 +201,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2) residue_windowed(const 
             unrolled<0, 2>([&](auto parity) {
                 constexpr int v = decltype(parity)::value;
                 int u[GROUPS];
-                group_sums<v>([&](int m) { return of_group[m]; }, u);
+                sums.template get<v>(u);
                 if (j + v < p.columns) fits[v] = words_of(p, i, j + v, u, a, p.w_facts()[j + v], base, word[v]);
             });
             undone |= (static_cast<uint32>(!fits[0]) | static_cast<uint32>(!fits[1]) << 1) << (4 * group + 2 * half);

@@ -1,19 +1,23 @@
 // architectures: sm_80 sm_89 sm_90 sm_100 sm_120
 // windowed digits: from and to full states, carrying, growing, rounding. Mirrors arithmetic/windowed_digits.py.
 //
-// words: int32 [count, elements], planes `plane` words apart; element e has base bases[e / columns]. Launch: one thread an
+// words: int32 [count, elements], planes `plane` words apart; element e has base bases[row_of(e, columns)]. Launch: one thread an
 // element, but for windowed_bounds.
 
-#include "certified_rounding.cuh"
 #include "long_accumulator.cuh"
 #include "rounding.cuh"
 
 constexpr int WORD_BITS = 26;
 constexpr int64 RADIX = 1ll << WORD_BITS, HALF = RADIX / 2;
 constexpr int64 NOTHING = 1 << 20;  // the lowest exponent reported for zeros alone; the highest one is its negative
-constexpr int MOST_WORDS_OF_128_BITS = 4;
 
 __device__ __forceinline__ int64 element_index() { return static_cast<int64>(blockIdx.x) * blockDim.x + threadIdx.x; }
+
+// e / columns, in 32 bits where that is enough: 64-bit division costs more than all else that is done to an element.
+__device__ __forceinline__ int64 row_of(int64 e, int64 columns) {
+    if ((e | columns) >> 32 == 0) return static_cast<uint32>(e) / static_cast<uint32>(columns);
+    return e / columns;
+}
 
 __device__ __forceinline__ void load_canonical(const int64* from, int64* state) {
     for (int place = 0; place < NB; place++) state[place] = from[place];
@@ -26,14 +30,21 @@ __device__ __forceinline__ uint32 digit_at(const int64* state, int64 j) {
     return static_cast<uint32>(j == DIGITS ? state[DIGITS - 1] >> 32 : state[DIGITS - 1] >> 63);
 }
 
-// low[row], high[row]: the values of a row are multiples of 2^low, smaller in magnitude than 2^high. Grid (rows, parts);
-// low and high hold NOTHING and -NOTHING at entry.
-extern "C" __global__ void windowed_bounds(const int64* states, int64 columns, int64* low, int64* high) {
+__device__ __forceinline__ int64 largest_in_warp(int64 value) {
+    for (int distance = 16; distance > 0; distance /= 2) value = max(value, __shfl_xor_sync(0xffffffffu, value, distance));
+    return value;
+}
+
+// needs[row] = high, needs[rows + row] = -low: the values of a row are multiples of 2^low, smaller in magnitude than 2^high.
+// needs[2 rows] becomes 1 if a state counts special values. Grid (rows, parts); at entry needs holds -NOTHING, last 0.
+extern "C" __global__ void windowed_needs(const int64* states, int64 columns, int64* needs) {
     int64 lowest = NOTHING, highest = -NOTHING;
+    bool special = false;
     int64 stride = static_cast<int64>(gridDim.y) * blockDim.x;
     for (int64 e = static_cast<int64>(blockIdx.y) * blockDim.x + threadIdx.x; e < columns; e += stride) {
         int64 state[NB];
         load_canonical(states + (blockIdx.x * columns + e) * NB, state);
+        for (int place = DIGITS; place < NB; place++) special |= state[place] != 0;
         int j = 0;
         while (j < DIGITS && state[j] == 0) j++;
         if (j == DIGITS) continue;
@@ -44,26 +55,48 @@ extern "C" __global__ void windowed_bounds(const int64* states, int64 columns, i
         while (differing == 0 && k > 0) differing = state[--k] ^ (sign & DIGIT_MASK);
         highest = max(highest, static_cast<int64>(LOWEST_EXPONENT + 32 * k + 64 - __clzll(differing) + (sign ? 1 : 0)));
     }
-    for (int distance = 16; distance > 0; distance /= 2) {
-        lowest = min(lowest, __shfl_xor_sync(0xffffffffu, lowest, distance));
-        highest = max(highest, __shfl_xor_sync(0xffffffffu, highest, distance));
-    }
+    lowest = -largest_in_warp(-lowest), highest = largest_in_warp(highest);
     if (threadIdx.x % 32 == 0 && lowest <= highest) {
-        atomicMin(low + blockIdx.x, lowest);
-        atomicMax(high + blockIdx.x, highest);
+        atomicMax(needs + blockIdx.x, highest);
+        atomicMax(needs + gridDim.x + blockIdx.x, -lowest);
     }
+    if (special) needs[2 * gridDim.x] = 1;
 }
 
-// words = the values of states; misfits[0] becomes 1 if one lies outside the window.
+// What all ranks agreed on: base[row] = low, 0 for a row of zeros; facts: whether special values are counted, the widest row
+// in bits (-1: nothing but zeros), minus the lowest base, the highest base. At entry facts holds 0, -1, -NOTHING, -NOTHING.
+extern "C" __global__ void windowed_agree(const int64* needs, int64* base, int64* facts, int64 rows) {
+    int64 width = -1, minus_lowest = -NOTHING, highest = -NOTHING;
+    for (int64 row = element_index(); row < rows; row += static_cast<int64>(gridDim.x) * blockDim.x) {
+        int64 high = needs[row], low = -needs[rows + row];
+        bool used = low <= high;
+        int64 own = used ? low : 0;
+        base[row] = own;
+        if (used) width = max(width, high - low);
+        minus_lowest = max(minus_lowest, -own), highest = max(highest, own);
+    }
+    width = largest_in_warp(width), minus_lowest = largest_in_warp(minus_lowest), highest = largest_in_warp(highest);
+    if (threadIdx.x % 32 == 0) {
+        atomicMax(facts + 1, width);
+        atomicMax(facts + 2, minus_lowest);
+        atomicMax(facts + 3, highest);
+    }
+    if (element_index() == 0) facts[0] = needs[2 * rows];
+}
+
+// words = the values of states; misfits[0] becomes 1 if one lies outside the window. The elements are cut into equal
+// shares whose words lie `apart` from each other.
 extern "C" __global__ void windowed_from_states(
-    const int64* states, int64 columns, const int64* bases, int* words, int64 plane, int64 count, int64* misfits,
-    int64 elements
+    const int64* states, int64 columns, const int64* bases, int* words, int64 plane, int64 count, int64 share, int64 apart,
+    int64* misfits, int64 elements
 ) {
     int64 e = element_index();
     if (e >= elements) return;
+    int64 cut = row_of(e, share);
+    int* target = words + cut * apart + e - cut * share;
     int64 state[NB];
     load_canonical(states + e * NB, state);
-    int64 place = bases[e / columns] - LOWEST_EXPONENT, j = place >> 5;
+    int64 place = bases[row_of(e, columns)] - LOWEST_EXPONENT, j = place >> 5;
     int r = place & 31;
     int64 below = j < DIGITS ? state[j] & ((1ll << r) - 1) : 0;
     for (int k = 0; k < DIGITS && k < j; k++) below |= state[k];
@@ -72,7 +105,7 @@ extern "C" __global__ void windowed_from_states(
         uint64 two = static_cast<uint64>(digit_at(state, j + 1)) << 32 | digit_at(state, j);
         int64 field = static_cast<int64>(two >> r & (RADIX - 1)) + carry;
         carry = field >= HALF;
-        words[word * plane + e] = static_cast<int>(field - (carry << WORD_BITS));
+        target[word * plane] = static_cast<int>(field - (carry << WORD_BITS));
         place += WORD_BITS;
         j = place >> 5, r = place & 31;
     }
@@ -107,7 +140,7 @@ extern "C" __global__ void windowed_add_to_states(
     if (e >= elements) return;
     int64 state[NB];
     load_canonical(states + e * NB, state);
-    add_words(state, words, plane, count, e, bases[e / columns]);
+    add_words(state, words, plane, count, e, bases[row_of(e, columns)]);
     normalise(state);
     for (int place = 0; place < NB; place++) states[e * NB + place] = state[place];
 }
@@ -120,7 +153,7 @@ extern "C" __global__ void windowed_grow(
 ) {
     int64 e = element_index();
     if (e >= elements) return;
-    int64 shift = lower_by[e / columns], skipped = shift / WORD_BITS;
+    int64 shift = lower_by[row_of(e, columns)], skipped = shift / WORD_BITS;
     int r = static_cast<int>(shift % WORD_BITS);
     bool misfit = false;
     for (int64 word = 0; word < min(skipped, out_count); word++) out[word * out_plane + e] = 0;
@@ -149,56 +182,129 @@ extern "C" __global__ void windowed_carry(int* words, int64 plane, int64 count, 
     if (carry) overflows[0] = 1;
 }
 
-// |value| / divisor with every bit that a rounding could see: (quotient) * 2^exponent, its last bit set if anything is cut.
-// Requires: value != 0; 1 <= divisor < 2^31. Ensures: quotient < 2^127, at least 2^95 unless the division is by one.
-__device__ __forceinline__ unsigned __int128 divided(unsigned __int128 value, uint32 divisor, int& exponent) {
-    uint64 high = static_cast<uint64>(value >> 64), low = static_cast<uint64>(value);
-    int moved = (high ? __clzll(static_cast<int64>(high)) : 64 + __clzll(static_cast<int64>(low))) - 1;
-    value <<= moved;
-    exponent -= moved;
-    unsigned __int128 quotient = 0;
-    uint64 remainder = 0;
-    for (int limb = 3; limb >= 0; limb--) {
-        uint64 current = remainder << 32 | static_cast<uint32>(value >> (32 * limb));
-        quotient = quotient << 32 | current / divisor;
-        remainder = current % divisor;
+// A divisor below 2^31 for division by multiplication (Moeller, Granlund, "Improved division by invariant integers", 2011):
+// normal = divisor * 2^shift in [2^31, 2^32), inverse = floor((2^64 - 1) / normal) - 2^32.
+struct Divisor {
+    uint32 normal, inverse;
+    int shift;
+};
+
+// (high 2^32 + low) / normal; `high` becomes the remainder. Requires: high < normal.
+__device__ __forceinline__ uint32 divide_two(uint32& high, uint32 low, Divisor divisor) {
+    uint64 estimate = static_cast<uint64>(divisor.inverse) * high + (static_cast<uint64>(high) << 32 | low);
+    uint32 quotient = static_cast<uint32>(estimate >> 32) + 1, remainder = low - quotient * divisor.normal;
+    if (remainder > static_cast<uint32>(estimate)) quotient--, remainder += divisor.normal;
+    if (remainder >= divisor.normal) quotient++, remainder -= divisor.normal;
+    high = remainder;
+    return quotient;
+}
+
+// A magnitude as far as a rounding looks: top * 2^exponent, top >= 2^63, its last bit set if anything below was cut.
+struct Leading {
+    uint64 top;
+    int exponent;
+};
+
+// Requires: magnitude != 0.
+__device__ __forceinline__ Leading leading(unsigned __int128 magnitude, int exponent) {
+    uint64 high = static_cast<uint64>(magnitude >> 64), low = static_cast<uint64>(magnitude);
+    if (high == 0) high = low, low = 0, exponent -= 64;
+    int moved = __clzll(static_cast<int64>(high));
+    if (moved) high = high << moved | low >> (64 - moved), low <<= moved;
+    return {high | (low != 0), exponent + 64 - moved};
+}
+
+// The magnitude divided: 31 bits of the quotient and whether there is more are enough for every format.
+__device__ __forceinline__ Leading divided(Leading value, Divisor divisor) {
+    uint32 remainder = static_cast<uint32>(value.top >> 33);  // below 2^31, so below the divisor
+    uint32 quotient = divide_two(remainder, static_cast<uint32>(value.top >> 1), divisor);  // at least 2^30
+    bool more = remainder != 0 || (value.top & 1);
+    int moved = __clz(static_cast<int>(quotient));
+    uint64 top = static_cast<uint64>(quotient) << (32 + moved) | more;
+    return {top, value.exponent + 1 + divisor.shift - 32 - moved};
+}
+
+// The pattern of a magnitude, rounded once.
+__device__ __forceinline__ uint32 rounded(Leading value, Format format) {
+    int dropped = max(64 - format.significand_bits, format.lowest_exponent() - value.exponent);
+    if (dropped > 64) return 0;  // below half of the smallest subnormal
+    uint64 half = 1ull << (dropped - 1), rest = value.top & (half | (half - 1));
+    uint64 kept = dropped == 64 ? 0 : value.top >> dropped;
+    kept += rest > half || (rest == half && (kept & 1));
+    int above = value.exponent + dropped - format.lowest_exponent();
+    uint64 pattern = (static_cast<uint64>(above) << format.fraction_bits()) + kept;
+    return pattern < format.infinity_bits() ? static_cast<uint32>(pattern) : format.infinity_bits();
+}
+
+// Operand i begins `distance` words behind operand i - 1; or, where `table` is not null, at table[2 i] with planes
+// table[2 i + 1] apart.
+struct Operands {
+    const int* words;
+    int64 plane, distance;
+    const int64* table;
+    int64 count;
+
+    __device__ __forceinline__ const int* begin(int64 i) const {
+        return table ? reinterpret_cast<const int*>(table[2 * i]) : words + i * distance;
     }
-    return quotient | (remainder != 0);
+    __device__ __forceinline__ int64 plane_of(int64 i) const { return table ? table[2 * i + 1] : plane; }
+};
+
+// The sum over operands of element e, as a multiple of 2^base. Ensures: |value| < 2^(31 + 16 + 78 + 1).
+template <int COUNT>
+__device__ __forceinline__ __int128 added_up(const Operands& from, int64 e) {
+    int64 sums[COUNT] = {};
+#pragma unroll 1
+    for (int64 i = 0; i < from.count; i++) {
+        const int* begin = from.begin(i) + e;
+        int64 plane = from.plane_of(i);
+#pragma unroll
+        for (int word = 0; word < COUNT; word++) sums[word] += begin[word * plane];
+    }
+    __int128 value = sums[COUNT - 1];
+#pragma unroll
+    for (int word = COUNT - 2; word >= 0; word--) value = (value << WORD_BITS) + sums[word];
+    return value;
 }
 
 // out[e] = (the sum over operands of their values of element e) / denominator, rounded once.
-// table: int64 [operands, 2], the address of an operand's words and the distance of its planes; all share count and bases.
-// Requires: 1 <= denominator < 2^31, 1 <= operands < 2^16, |words| <= 2^31.
+// words, plane, distance, table, operands: the Operands, which share count and bases; normal, inverse, shift: the Divisor of
+// `denominator`. Requires: 1 <= denominator < 2^31, 1 <= operands < 2^16, |words| <= 2^31, 1 <= count <= 4.
 extern "C" __global__ void windowed_round(
-    const int64* table, int64 operands, int64 count, int64 columns, const int64* bases, void* out, int64 out_format,
-    int64 denominator, int64 elements
+    const int* words, int64 plane, int64 distance, const int64* table, int64 operands, int64 count, int64 columns,
+    const int64* bases, void* out, int64 out_format, int64 denominator, int64 normal, int64 inverse, int64 shift,
+    int64 elements
 ) {
     int64 e = element_index();
     if (e >= elements) return;
-    int code = static_cast<int>(out_format), exponent = static_cast<int>(bases[e / columns]);
+    int code = static_cast<int>(out_format);
     Format format = format_of(code);
-    uint32 bits;
-    if (count <= MOST_WORDS_OF_128_BITS) {
-        // Below 2^(31 + 16 + 78 + 1).
-        __int128 value = 0;
-        for (int64 word = count - 1; word >= 0; word--) {
-            int64 sum = 0;
-            for (int64 i = 0; i < operands; i++)
-                sum += reinterpret_cast<const int*>(table[2 * i])[word * table[2 * i + 1] + e];
-            value = (value << WORD_BITS) + sum;
-        }
-        if (denominator != 1 && value != 0) {
-            bool negative = value < 0;
-            unsigned __int128 magnitude = negative ? -static_cast<unsigned __int128>(value) : static_cast<unsigned __int128>(value);
-            __int128 quotient = static_cast<__int128>(divided(magnitude, static_cast<uint32>(denominator), exponent));
-            value = negative ? -quotient : quotient;
-        }
-        round_within(value, exponent, 0.0f, format, bits);
-    } else {
-        int64 state[NB] = {};
-        for (int64 i = 0; i < operands; i++)
-            add_words(state, reinterpret_cast<const int*>(table[2 * i]), table[2 * i + 1], count, e, exponent);
-        bits = finalize(state, denominator, format);
+    Operands from{words, plane, distance, table, operands};
+    __int128 value = count == 3 ? added_up<3>(from, e) : count == 4 ? added_up<4>(from, e) :
+        count == 2 ? added_up<2>(from, e) : added_up<1>(from, e);
+    uint32 bits = 0;
+    if (value != 0) {
+        bool negative = value < 0;
+        unsigned __int128 magnitude = negative ? -static_cast<unsigned __int128>(value) : static_cast<unsigned __int128>(value);
+        Leading kept = leading(magnitude, static_cast<int>(bases[row_of(e, columns)]));
+        Divisor divisor{static_cast<uint32>(normal), static_cast<uint32>(inverse), static_cast<int>(shift)};
+        if (denominator != 1) kept = divided(kept, divisor);
+        bits = rounded(kept, format) | (negative ? format.sign_bit() : 0);
     }
     store_bits(out, e, code, bits);
+}
+
+// The same for any count.
+extern "C" __global__ void windowed_round_long(
+    const int* words, int64 plane, int64 distance, const int64* table, int64 operands, int64 count, int64 columns,
+    const int64* bases, void* out, int64 out_format, int64 denominator, int64 elements
+) {
+    int64 e = element_index();
+    if (e >= elements) return;
+    int code = static_cast<int>(out_format);
+    Operands from{words, plane, distance, table, operands};
+    int exponent = static_cast<int>(bases[row_of(e, columns)]);
+    int64 state[NB] = {};
+    for (int64 i = 0; i < operands; i++) add_words(state, from.begin(i), from.plane_of(i), count, e, exponent);
+    store_bits(out, e, code, finalize(state, denominator, format_of(code)));
 }

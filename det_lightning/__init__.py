@@ -18,6 +18,7 @@ __version__ = "0.1.0"
 _PUBLIC = {
     "DetLinear": "det_lightning.layers.linear",
     "DetStrategy": "det_lightning.strategies",
+    "FabricDetStrategy": "det_lightning.strategies",
     "FaultGuard": "det_lightning.callbacks.fault_guard",
     "LedgerGuard": "det_lightning.callbacks.ledger_guard",
     "PlainLedger": "det_lightning.callbacks.plain_ledger",

@@ -10,6 +10,7 @@ import det_lightning
 PUBLIC_NAMES = [
     "DetLinear",
     "DetStrategy",
+    "FabricDetStrategy",
     "FaultGuard",
     "LedgerGuard",
     "PlainLedger",

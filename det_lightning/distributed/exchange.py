@@ -3,8 +3,11 @@
 A generator of stages: it starts a collective, yields the work, and goes on when it is resumed, so that the exchange of
 one bucket overlaps the backward pass of the next layers. The stages of a bucket are the same on every rank.
 
-    bounds (one small maximum over all ranks) -> per level: all-to-all of words, exact local sum -> division and rounding
+    needs of a window (one small maximum over all ranks) -> per level: reduce-scatter of words -> division and rounding
     of this rank's share -> per level, backwards: all-gather of the finished elements
+
+Where the ranks are more than a word has room for, or the backend moves faster than it adds (gloo), the words travel by
+all-to-all and are added up where they arrive. Both sums are of integers, so no order of them moves a bit.
 
 `levels` are process groups from the inside out: [all ranks], or [ranks of this host, ranks of this place on every host];
 each share is cut once per level, and only what is added up inside a host travels between hosts.
@@ -17,22 +20,23 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from det_lightning.arithmetic.formats import DIGITS, NB
+from det_lightning.arithmetic.formats import NB
 from det_lightning.arithmetic.windowed_digits import HIGHEST_BASE, LOWEST_BASE, MAXIMUM_STATES, words_for
 from det_lightning.distributed.buckets import BLOCK
 from det_lightning.distributed.local_sum import LocalSum, windows_on
-from det_lightning.distributed.transfer import all_to_all
+from det_lightning.distributed.transfer import watched
+from det_lightning.distributed.waiting import other_ranks
 from det_lightning.errors import DetError, InputError
 from det_lightning.ops.quotient import det_quotient, odd_part
-from det_lightning.ops.windowed_digits import WindowedDigits, round_parts, window_bounds
+from det_lightning.ops.window_agreement import agreed_window, fill_words, no_needs, window_needs
+from det_lightning.ops.windowed_digits import WindowedDigits, round_parts
 
 Stages = Generator[Any, None, torch.Tensor]
 _FAST_INTEGER = 1 << 31
-_NOTHING = -(1 << 40)
-"""The bound of a block of zeros, which no block of values reaches."""
 
 # The second is the first's name until torch 2.12.
-_all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+reduce_scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
 
 
 class Exchange:
@@ -45,6 +49,7 @@ class Exchange:
 
     def __init__(self, group: dist.ProcessGroup | None = None, levels: Sequence[dist.ProcessGroup] | None = None):
         self.group = group
+        self._misfits: list[torch.Tensor] = []
         alone = not (dist.is_available() and dist.is_initialized())
         self.levels = [] if alone else list(levels) if levels is not None else [group]
         self.levels = [level for level in self.levels if dist.get_world_size(level) > 1]
@@ -63,12 +68,25 @@ class Exchange:
             product *= dist.get_world_size(level)
         return product
 
+    def adds_in_transit(self, words: torch.Tensor) -> bool:
+        """Whether the backend adds integers as fast as it moves them."""
+        return words.is_cuda
+
     def add(self, integers: torch.Tensor, *, largest: bool = False) -> Any:
         """Starts the sum (or the maximum) of int64 integers over all ranks, in place; a work to wait for, or None."""
         if not self.levels:
             return None
         operation = dist.ReduceOp.MAX if largest else dist.ReduceOp.SUM
         return dist.all_reduce(integers, op=operation, group=self.group, async_op=True)
+
+    def least(self, integer: int, device: torch.device) -> int:
+        """The smallest of the ranks' integers; unlike GPUs would choose unlike buckets. Waits for the ranks."""
+        found = torch.tensor([-integer], device=device)
+        with other_ranks("they agreed on the size of buckets"):
+            work = self.add(found, largest=True)
+            if work is not None:
+                work.wait()
+        return -int(found)
 
     def stages(self, local: LocalSum, denominator: Callable[[], Fraction], dtype: torch.dtype) -> Stages:
         """Returns [elements] of `dtype`: the sums over all ranks divided by the denominator, rounded once.
@@ -81,41 +99,34 @@ class Exchange:
             return _finished(local, denominator(), dtype)
         if not windows_on(local.device.type):
             return (yield from self._exchange_digits(local.take(), denominator, dtype, local.label))
-        # Bounds of what this rank holds, so that a maximum over ranks agrees on a window for all of them.
         blocks = local.elements // BLOCK
-        agreed = torch.full((2 * blocks + 1,), _NOTHING, dtype=torch.int64, device=local.device)
-        agreed[-1] = 0
-        digits = None
-        if not local.empty:
-            digits = local.take()
-            low, high = window_bounds(digits.view(blocks, BLOCK, NB))
-            used = low <= high
-            agreed[:blocks] = torch.where(used, high, _NOTHING)
-            agreed[blocks:-1] = torch.where(used, -low, _NOTHING)
-            agreed[-1] = int(digits[:, DIGITS:].any())
-        yield self.add(agreed, largest=True)
-        high, low = agreed[:blocks], -agreed[blocks:-1]
-        used = low <= high
-        base = torch.where(used, low, 0)
-        widest = torch.where(used, high - low, 0).max()
-        # One look at the device a bucket: each costs as much as the exchange of a million elements.
-        facts = torch.stack([agreed[-1], used.any().long(), widest, base.min(), base.max()]).tolist()
-        special, any_used, widest, lowest, highest = facts
-        if not special and not any_used:
+        if local.empty:
+            digits, needs = None, no_needs(blocks, local.device)
+        else:
+            digits = local.take().view(blocks, BLOCK, NB)
+            needs = window_needs(digits)
+        yield self.add(needs, largest=True)
+        base, facts = agreed_window(needs)
+        # One look at the device a bucket: each waits for everything before it.
+        special, widest, minus_lowest, highest = facts.tolist()
+        if not special and widest < 0:
             return _finished(local, denominator(), dtype)
         if digits is None:
-            digits = local.take()
+            digits = local.take().view(blocks, BLOCK, NB)
         if special:
             # Infinities and NaNs are rare; the full form counts them beside the digits.
-            return (yield from self._exchange_digits(digits, denominator, dtype, local.label))
-        words = words_for(0, widest)
-        window = WindowedDigits.from_digits(digits.view(blocks, BLOCK, NB), base, words)
-        local.pool.give_back(digits)
+            return (yield from self._exchange_digits(digits.view(-1, NB), denominator, dtype, local.label))
+        words = self.room_for(blocks, words_for(0, widest), local.device)
+        self._misfits.append(fill_words(digits, base, words))
+        local.pool.give_back(digits.view(-1, NB))
         del digits
-        if window.words.shape[0] != words or window.base is not base:
-            raise DetError("a gradient does not fit the window that all ranks agreed on; please report this")
-        edges = lowest, highest
-        return (yield from self.word_stages(window.words, base, edges, denominator, dtype, label=local.label))
+        edges = -minus_lowest, highest
+        return (yield from self.word_stages(words, base, edges, denominator, dtype, label=local.label))
+
+    def room_for(self, blocks: int, words: int, device: torch.device) -> torch.Tensor:
+        """int32 [ranks of the first level, words, blocks of a share, BLOCK], what `word_stages` takes; not yet filled."""
+        ranks = dist.get_world_size(self.levels[0])
+        return torch.empty((ranks, words, blocks // ranks, BLOCK), dtype=torch.int32, device=device)
 
     def word_stages(
         self,
@@ -127,37 +138,56 @@ class Exchange:
         *,
         label: str = "",
     ) -> Stages:
-        """As `stages`, from words of one window on all ranks: int32 [count, blocks, BLOCK] in normal form.
+        """As `stages`, from words in normal form of one window on all ranks.
 
         Args:
-            base: int64 [blocks].
+            words: int32 [ranks of the first level, count, blocks of a share, BLOCK].
+            base: int64 [blocks of all shares].
             edges: its smallest and its largest element.
             label: whose sums these are, for `transfer`.
         """
         states = 1
-        for level in self.levels:
+        for place, level in enumerate(self.levels):
             ranks = dist.get_world_size(level)
-            received = torch.empty_like(words)
-            # In each word the blocks of one rank's share lie together: no copy, one collective a word.
-            yield [all_to_all(target, word, level, label) for target, word in zip(received, words, strict=True)]
             base = base.view(ranks, -1)[dist.get_rank(level)].contiguous()
-            parts = received.view(len(words), ranks, -1, BLOCK).transpose(0, 1)
-            if level is not self.levels[-1]:
-                words, states = parts.sum(dim=0, dtype=torch.int32), states * ranks
+            if self.adds_in_transit(words) and states * ranks <= MAXIMUM_STATES:
+                parts = torch.empty_like(words[:1])
+                yield watched(label, parts, words, level, reduce_scatter(parts, words, group=level, async_op=True))
+                states *= ranks
+            else:
+                parts = torch.empty_like(words)
+                work = dist.all_to_all_single(parts, words, group=level, async_op=True)
+                yield watched(label, parts, words, level, work)
+            if place + 1 < len(self.levels):
+                if len(parts) > 1:
+                    parts, states = parts.sum(dim=0, dtype=torch.int32, keepdim=True), states * ranks
+                following = dist.get_world_size(self.levels[place + 1])
+                words = parts.view(parts.shape[1], following, -1, BLOCK).transpose(0, 1).contiguous()
         share = _rounded_parts(parts, base, edges, states, denominator(), dtype).view(-1)
         return (yield from self._gather(share))
+
+    def check(self) -> None:
+        """Looks whether all sums were inside the windows that their ranks agreed on.
+
+        Raises:
+            DetError: one was not, which is a fault of this package.
+        """
+        misfits, self._misfits = self._misfits, []
+        if misfits and bool(torch.cat(misfits).any()):
+            raise DetError("a gradient does not fit the window that all ranks agreed on; please report this")
 
     def _exchange_digits(self, digits: torch.Tensor, denominator, dtype, label: str) -> Stages:
         for level in self.levels:
             received = torch.empty_like(digits)
-            yield all_to_all(received, digits, level, label)
+            work = dist.all_to_all_single(received, digits, group=level, async_op=True)
+            yield watched(label, received, digits, level, work)
             digits = received.view(dist.get_world_size(level), -1, NB).sum(dim=0)
         return (yield from self._gather(det_quotient(digits, denominator(), dtype=dtype)))
 
     def _gather(self, share: torch.Tensor) -> Stages:
         for level in reversed(self.levels):
             whole = torch.empty(len(share) * dist.get_world_size(level), dtype=share.dtype, device=share.device)
-            yield _all_gather(whole, share.contiguous(), group=level, async_op=True)
+            yield all_gather(whole, share.contiguous(), group=level, async_op=True)
             share = whole
         return share
 
@@ -169,8 +199,7 @@ def _finished(local: LocalSum, denominator: Fraction, dtype: torch.dtype) -> tor
         result = det_quotient(digits, denominator, dtype=dtype)
         local.pool.give_back(digits)
         return result
-    window, local.window = local.window, None
-    return _rounded(window, denominator, dtype).view(-1)
+    return _rounded(local.take_window(), denominator, dtype).view(-1)
 
 
 def _rounded(window: WindowedDigits, denominator: Fraction, dtype: torch.dtype) -> torch.Tensor:

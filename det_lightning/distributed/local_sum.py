@@ -76,11 +76,9 @@ class LocalSum:
 
     def take(self) -> torch.Tensor:
         """int64 [elements, NB], any state: the sums as full digits; the object is empty afterwards."""
-        digits, window = self.digits, self.window
-        self.digits = self.window = None
-        if digits is not None and digits.is_cuda:
-            # Taken on the exchange's stream, made on the backward pass's: its memory is not free before both are done.
-            digits.record_stream(torch.cuda.current_stream(digits.device))
+        window = self.take_window()
+        digits, self.digits = self.digits, None
+        _hold_for_stream(digits)
         if window is not None:
             total = window.to_digits().view(-1, NB)
             if digits is not None:
@@ -89,6 +87,20 @@ class LocalSum:
             return total
         return self.pool.zeros(self.elements, self.device) if digits is None else digits
 
+    def take_window(self) -> WindowedDigits | None:
+        """What lies in windowed form; the object keeps the rest."""
+        window, self.window = self.window, None
+        if window is not None:
+            _hold_for_stream(window.words, window.base, window.specials)
+        return window
+
     @property
     def empty(self) -> bool:
         return self.digits is None and self.window is None
+
+
+def _hold_for_stream(*tensors: torch.Tensor | None) -> None:
+    """Taken on the exchange's stream, made on the backward pass's: their memory is not free before both are done."""
+    for tensor in tensors:
+        if tensor is not None and tensor.is_cuda:
+            tensor.record_stream(torch.cuda.current_stream(tensor.device))

@@ -7,16 +7,17 @@ of the groups' finished gradients in their order.
 """
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
 
 import torch
 import torch.distributed as dist
 
 from det_lightning.arithmetic.formats import NB
-from det_lightning.distributed.buckets import BUCKET_ELEMENTS, fill_buckets
+from det_lightning.distributed.buckets import bucket_elements_for, fill_buckets
 from det_lightning.distributed.exchange import Exchange
 from det_lightning.distributed.local_sum import DigitPool, LocalSum
+from det_lightning.distributed.met_functions import MetFunctions
 from det_lightning.distributed.pipeline import Pipeline
 from det_lightning.distributed.tally import Tally
 from det_lightning.distributed.waiting import wait
@@ -43,13 +44,14 @@ class GradientReducer:
         means: the most means a loss is made of.
         group: the process group of the replicas; the default group if None.
         levels: see `Exchange`.
-        bucket_elements: about how many gradient elements travel together.
+        bucket_elements: about how many gradient elements travel together; what suits the device if None.
         announced: every gradient of a backward pass was announced by `expect`, and by nothing else; otherwise no bucket
             begins its exchange before the backward pass is over.
         frozen_too: parameters that do not require a gradient now may later.
 
     Attributes:
         weightless: the current micro-batch stands in for an empty slice: its digits and means count for nothing.
+        functions: of parameters that met samples in this step; what stands in for them is reduced after the parameters.
     """
 
     def __init__(
@@ -59,7 +61,7 @@ class GradientReducer:
         means: int,
         group: dist.ProcessGroup | None = None,
         levels: Sequence[dist.ProcessGroup] | None = None,
-        bucket_elements: int = BUCKET_ELEMENTS,
+        bucket_elements: int | None = None,
         announced: bool = True,
         frozen_too: bool = False,
     ):
@@ -68,22 +70,38 @@ class GradientReducer:
         self.weightless = False
         self._exchange = Exchange(group, levels)
         tensors = [parameter for _, parameter in self.parameters]
-        self.buckets = fill_buckets(tensors, most=bucket_elements, parts=self._exchange.ranks)
         device = tensors[0].device if tensors else torch.device("cpu")
+        self._bucket_elements = bucket_elements or self._exchange.least(bucket_elements_for(device), device)
+        self.buckets = fill_buckets(tensors, most=self._bucket_elements, parts=self._exchange.ranks)
         self._device = device
         self._pipeline = Pipeline(device)
         self._tally = Tally(means)
         self._pool = DigitPool()
+        self._own = (len(self.parameters), len(self.buckets))
         self._places: dict[int, tuple[int, int, int]] = {}  # id -> place, bucket, offset
-        for number, bucket in enumerate(self.buckets):
-            for place, offset in zip(bucket.places, bucket.offsets, strict=True):
-                self._places[id(tensors[place])] = (place, number, offset)
+        self._lay_out(0)
+        self.functions = MetFunctions()
         self.clear()
 
     def expect(self, parameter: torch.Tensor) -> None:
         """One use of the parameter in the forward pass of this micro-batch."""
         place = self._place_of(parameter)[0]
         self._expected[place] = self._expected.get(place, 0) + 1
+
+    def admit(self, number: int, tensor: torch.Tensor, made_of: tuple[str, ...]) -> torch.Tensor:
+        """What stands for a function of parameters that meets samples; see `MetFunctions.admit`."""
+        function = self.functions.admit(number, tensor, made_of)
+        if id(function.stand_in) not in self._places:
+            self._places[id(function.stand_in)] = (len(self.parameters), -1, 0)
+            self.parameters.append((function.name, function.stand_in))
+        return function.stand_in
+
+    def forget_functions(self) -> None:
+        """Begins a step: the functions of parameters are those of its own micro-batches."""
+        for _, stand_in in self.parameters[self._own[0] :]:
+            del self._places[id(stand_in)]
+        del self.parameters[self._own[0] :], self.buckets[self._own[1] :]
+        self.functions = MetFunctions()
 
     def digits(self, parameter: torch.Tensor) -> torch.Tensor | None:
         """int64 [*parameter.shape, NB] that a backward pass adds into; None while the micro-batch has weight zero."""
@@ -97,14 +115,18 @@ class GradientReducer:
         self._open = place
         if self.weightless:
             return None
-        self._used[place] = 1
+        self._used.add(place)
         flat = self._sums(self._group, number).open()
         return flat[offset : offset + parameter.numel()].view(*parameter.shape, NB)
+
+    def added(self, parameter: torch.Tensor) -> None:
+        """What `digits` handed out last has been added to."""
+        self._settle()
 
     def add_loss(self, means: Sequence[MeanPart], groups: list[list[int]], structure: int, pattern: int = 0) -> None:
         """The means of one micro-batch, and which of them share a denominator; see `LossPlan`."""
         self._totals, self._groups = [mean.total for mean in means], groups
-        self._tally.add_pattern(pattern)
+        self._tally.add_pattern(self.functions.pattern(pattern))
         if not self.weightless:
             self._tally.add_means([m.digits for m in means], [m.denominator for m in means], structure)
 
@@ -120,6 +142,7 @@ class GradientReducer:
         if last and group:
             self._wait()  # a rank with other groups is found before it starts other collectives
         self._group, self._last, self._launched, self._open = group, last, 0, None
+        self._fill_buckets_of_functions()
         self._left = dict(self._expected)
 
     def end(self) -> None:
@@ -144,12 +167,15 @@ class GradientReducer:
         Raises:
             UncoveredError: the micro-batches made their losses unlike.
         """
-        used = self._used.to(self._device)
+        used = torch.zeros(len(self.parameters), dtype=torch.int64)
+        used[list(self._used)] = 1
+        used = used.to(self._device)
         work = self._exchange.add(used, largest=True)
         self._pipeline.finish()
         self._wait()
         wait(work)
         used = used.tolist()
+        self._exchange.check()
         for number, bucket in enumerate(self.buckets):
             for place, offset in zip(bucket.places, bucket.offsets, strict=True):
                 if used[place]:
@@ -163,7 +189,7 @@ class GradientReducer:
         """Forgets everything that was added."""
         self._pipeline.drop()
         self._tally.clear()
-        self._used = torch.zeros(len(self.parameters), dtype=torch.int64)
+        self._used: set[int] = set()  # places
         self._local: dict[tuple[int, int], LocalSum] = {}
         self._finished: dict[tuple[int, int], torch.Tensor] = {}
         self._expected: dict[int, int] = {}  # place -> uses in this micro-batch's forward pass
@@ -183,6 +209,21 @@ class GradientReducer:
                 f"(on_train_epoch_start)."
             )
         return found
+
+    def _fill_buckets_of_functions(self) -> None:
+        """Functions that were admitted since get buckets, after all others."""
+        first = sum(len(bucket.places) for bucket in self.buckets)
+        if first == len(self.parameters):
+            return
+        start, new = len(self.buckets), [stand_in for _, stand_in in self.parameters[first:]]
+        for bucket in fill_buckets(new, most=self._bucket_elements, parts=self._exchange.ranks):
+            self.buckets.append(replace(bucket, places=tuple(first + place for place in bucket.places)))
+        self._lay_out(start)
+
+    def _lay_out(self, start: int) -> None:
+        for number, bucket in enumerate(self.buckets[start:], start):
+            for place, offset in zip(bucket.places, bucket.offsets, strict=True):
+                self._places[id(self.parameters[place][1])] = (place, number, offset)
 
     def _sums(self, group: int, number: int) -> LocalSum:
         key = (group, number)
@@ -206,6 +247,8 @@ class GradientReducer:
 
     def _launch(self) -> None:
         number, group = self._launched, self._group
+        if number >= self._own[1]:
+            self._wait()  # a rank with other functions is found before it starts other collectives
         self._launched += 1
         local = self._sums(group, number)
 

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import Any
 
 import numpy as np
 
@@ -60,6 +61,10 @@ class SampleOrder:
         """int64 [n]: data set indices of one step by position; n <= global_batch."""
         first, last = self.bounds(epoch, step)
         return self.epoch(epoch)[first:last]
+
+    def requests(self, epoch: int, indices: np.ndarray) -> list[Any]:
+        """What a data set is asked for, to get these samples."""
+        return indices.tolist()
 
     def arranged(self, indices: np.ndarray, step: int) -> np.ndarray:
         """The samples of a step in the order in which they are cut."""

@@ -8,6 +8,7 @@ from typing import Any
 
 from torch.utils.data import DataLoader, IterableDataset, RandomSampler, SequentialSampler
 
+from det_lightning.distributed.declared_stream import DeclaredStream, is_declared
 from det_lightning.distributed.random_guard import GuardedCollate, GuardedStart, guarded
 from det_lightning.distributed.sample_order import SampleOrder, Slice, cut
 from det_lightning.errors import UncoveredError
@@ -17,7 +18,10 @@ class SliceSampler:
     """Batches of data set indices for one rank, a pure function of (order, world size, accumulation, steps done).
 
     Args:
+        accumulate: micro-batches of a step, or a function of the epoch that says how many.
         steps_done: says how many optimizer steps the run has made, so that a pass goes on where the run stands.
+        stand_ins: whether an empty slice is a batch of one sample that counts for nothing, or none.
+        on_epoch: told how many batches the epoch has that begins.
     """
 
     def __init__(
@@ -26,30 +30,46 @@ class SliceSampler:
         *,
         world_size: int,
         rank: int,
-        accumulate: int,
+        accumulate: int | Callable[[int], int],
         steps_done: Callable[[], int] = lambda: 0,
+        stand_ins: bool = True,
+        on_epoch: Callable[[int], None] | None = None,
     ):
-        self.order, self.world_size, self.rank, self.accumulate = order, world_size, rank, accumulate
-        self._steps_done = steps_done
+        self.order, self.world_size, self.rank = order, world_size, rank
+        self._accumulate = accumulate if callable(accumulate) else lambda epoch: accumulate
+        self._steps_done, self._stand_ins, self._on_epoch = steps_done, stand_ins, on_epoch
 
     def place(self) -> tuple[int, int]:
         """(epoch, step within it) of the next pass."""
         return divmod(self._steps_done(), max(self.order.steps, 1))
 
     def __len__(self) -> int:
-        return self.order.steps * self.accumulate
+        """Batches of the epoch that the next pass belongs to."""
+        return self.order.steps * self._accumulate(self.place()[0])
 
-    def slices(self, epoch: int, start_step: int) -> Iterator[tuple[Slice, list[int]]]:
-        """Each micro-batch of this rank from `start_step` on, with the data set indices to load."""
+    @property
+    def sampler(self) -> "SliceSampler":
+        """Itself: Lightning tells a batch sampler's sampler when an epoch begins."""
+        return self
+
+    def set_epoch(self, epoch: int) -> None:
+        """Called by Lightning before each epoch; which one it is follows from the steps done."""
+        if self._on_epoch is not None:
+            self._on_epoch(len(self))
+
+    def slices(self, epoch: int, start_step: int) -> Iterator[tuple[Slice, list[Any]]]:
+        """Each micro-batch of this rank from `start_step` on, with what to ask the data set for."""
+        accumulate = self._accumulate(epoch)
         for step in range(start_step, self.order.steps):
             here = self.order.arranged(self.order.step(epoch, step), step)
-            for micro in range(self.accumulate):
-                part = self.rank * self.accumulate + micro
-                first, last = cut(len(here), self.world_size * self.accumulate, part)
+            for micro in range(accumulate):
+                first, last = cut(len(here), self.world_size * accumulate, self.rank * accumulate + micro)
+                if first == last and not self._stand_ins:
+                    continue
                 loaded = here[first:last] if first < last else here[:1]
-                yield Slice(epoch, step, (first, last)), loaded.tolist()
+                yield Slice(epoch, step, (first, last)), self.order.requests(epoch, loaded)
 
-    def __iter__(self) -> Iterator[list[int]]:
+    def __iter__(self) -> Iterator[list[Any]]:
         return (indices for _, indices in self.slices(*self.place()))
 
 
@@ -90,8 +110,9 @@ class SliceLoader(DataLoader):
             collate, start = GuardedCollate(collate), GuardedStart(start)
         if digest is not None:
             collate = _DigestingCollate(collate, digest)
+        streamed = isinstance(loader.dataset, IterableDataset)
         super().__init__(
-            loader.dataset,
+            DeclaredStream(loader.dataset) if streamed else loader.dataset,
             batch_sampler=sampler,
             num_workers=loader.num_workers,
             collate_fn=collate,
@@ -111,7 +132,7 @@ class SliceLoader(DataLoader):
         # Both look at the sampler's place now, not at the first batch.
         return self._batches(self.slice_sampler.slices(*self.slice_sampler.place()), super().__iter__())
 
-    def _batches(self, slices: Iterator[tuple[Slice, list[int]]], batches: Iterator[Any]) -> Iterator[Any]:
+    def _batches(self, slices: Iterator[tuple[Slice, list[Any]]], batches: Iterator[Any]) -> Iterator[Any]:
         batches = batches if self._may_draw else guarded(batches)
         for (here, _), batch in zip(slices, batches, strict=True):
             self.current_digest, batch = batch if self._digesting else (None, batch)
@@ -137,10 +158,11 @@ def check_loader(loader: DataLoader) -> None:
             f'strategy="det" cuts the samples of torch.utils.data.DataLoader; got a {kind}. '
             f"Pass a plain DataLoader over the same data set."
         )
-    if isinstance(loader.dataset, IterableDataset):
+    if isinstance(loader.dataset, IterableDataset) and not is_declared(loader.dataset):
         raise UncoveredError(
-            f"the data set {type(loader.dataset).__name__} is an IterableDataset: it has no index, so its samples "
-            f"cannot be cut the same way at every world size. Give it __len__ and __getitem__ (a map-style Dataset)."
+            f"the data set {type(loader.dataset).__name__} is an IterableDataset without an index, so its samples "
+            f"cannot be cut the same way at every world size. Give it __len__() and iter_from(epoch, index), which yields "
+            f"the samples of that epoch from this place on, or make it a map-style Dataset with __len__ and __getitem__."
         )
     if loader.batch_sampler is None:
         raise UncoveredError(
@@ -152,6 +174,8 @@ def check_loader(loader: DataLoader) -> None:
 def own_sampler(loader: DataLoader) -> tuple[object, bool] | None:
     """(the user's sampler, whether it lists batches), or None if the loader only asks for the data set's order or a
     new one each epoch."""
+    if isinstance(loader.dataset, IterableDataset):
+        return None
     if loader.batch_size is None:  # torch leaves it out where a batch sampler is given
         return loader.batch_sampler, True
     sampler = loader.sampler

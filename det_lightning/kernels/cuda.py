@@ -13,7 +13,8 @@ import os
 import struct
 import tempfile
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import NamedTuple
 
@@ -123,6 +124,13 @@ def cubin_path(source: Path, target: str, defines: Mapping[str, int]) -> Path:
             aside.write(cubin)
         os.replace(aside.name, path)
     return path
+
+
+def compile_ahead(device_index: int, variants: Iterable[tuple[Path, Mapping[str, int]]]) -> None:
+    """Have the cubins of (source, macros) on disk, compiled on all processors."""
+    # NVRTC runs outside the interpreter's lock.
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        list(pool.map(lambda one: cubin_path(one[0], architecture(one[0], device_index), one[1]), variants))
 
 
 @functools.cache

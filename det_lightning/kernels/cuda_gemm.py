@@ -1,8 +1,8 @@
-"""The exact products: residues on int8 tensor cores, and the long accumulator for what they leave undecided.
+"""The exact products: residues on tensor cores, and the long accumulator for what they leave undecided.
 
-The twin of `cpu.gemm`: the same functions, the same bits. `cuda_paths` says which kernels a product takes. Nothing here
-waits for the device, so a product can be captured in a CUDA graph. What a call site needs is prepared at its first call
-and kept by each thread: a later call allocates, writes six numbers and launches.
+The twin of `cpu.gemm`: the same functions, the same bits. `cuda_engine` says which tensor cores take a product, and
+`cuda_paths` which kernels. Nothing here waits for the device, so a product can be captured in a CUDA graph. What a call
+site needs is prepared at its first call and kept by each thread: a later call allocates, writes six numbers and launches.
 """
 
 import itertools
@@ -15,10 +15,9 @@ from ..arithmetic.formats import NB, Format
 from ..errors import InputError
 from . import cuda_planner
 from .cuda import DTYPES, FORMAT_CODES, launch, plain
+from .cuda_engine import ENGINES, engine_of
 from .cuda_layout import Sizes, ceil_div
 from .cuda_paths import Form, Prepared, path_of, prepare
-
-ENGINES = ("auto", "int8", "long_accumulator")
 
 WORKSPACE_BYTES = 1 << 30
 """Scratch memory of one product; larger ones are cut into tiles."""
@@ -41,7 +40,14 @@ class _Site:
     """One call site: operands of these shapes, strides and formats."""
 
     def __init__(
-        self, x: torch.Tensor, w: torch.Tensor, bias_code: int, out: str, workspace_bytes: int, path: str | None
+        self,
+        x: torch.Tensor,
+        w: torch.Tensor,
+        bias_code: int,
+        out: str,
+        workspace_bytes: int,
+        path: str | None,
+        engine: str,
     ):
         self.device = x.device
         self.index = x.device.index
@@ -52,16 +58,17 @@ class _Site:
             FORMAT_CODES[x.dtype], x.stride(-2), batch_strides[0], FORMAT_CODES[w.dtype], w.stride(-2), batch_strides[1],
             bias_code, out,
         )  # fmt: skip
-        self.path = path or path_of(self.index, self.sizes, self.form)
+        self.engine = engine
+        self.path = "steps" if engine == "float64" else path or path_of(self.index, self.sizes, self.form)
         self._workspace_bytes = workspace_bytes
         self._prepared: dict[tuple[int, str], Prepared] = {}
-        names = cuda_planner.Site(self.index, *self.sizes, x.dtype, w.dtype, out, self.path)
+        names = cuda_planner.Site(self.index, *self.sizes, x.dtype, w.dtype, out, self.path, engine)
         self.plan = cuda_planner.plan_of(names)
 
     def prepared(self, moduli: int, path: str) -> Prepared:
         found = self._prepared.get((moduli, path))
         if found is None:
-            found = prepare(self.index, self.sizes, self.form, moduli, path, self._workspace_bytes)
+            found = prepare(self.index, self.sizes, self.form, moduli, path, self._workspace_bytes, self.engine)
             self._prepared[moduli, path] = found
         return found
 
@@ -103,7 +110,7 @@ def _check_engine(engine: str) -> None:
 
 def _takes_residues(x: torch.Tensor, w: torch.Tensor, engine: str) -> bool:
     products = x.numel() * w.shape[-2]
-    return products > 0 and (engine == "int8" or (engine == "auto" and products >= _FEWEST_PRODUCTS))
+    return products > 0 and (engine in ("int8", "float64") or (engine == "auto" and products >= _FEWEST_PRODUCTS))
 
 
 def in_rows(tensor: torch.Tensor) -> torch.Tensor:
@@ -116,18 +123,32 @@ def in_rows(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _site_of(
-    x: torch.Tensor, w: torch.Tensor, bias: torch.Tensor | None, out: str, workspace_bytes: int, path: str | None
+    x: torch.Tensor,
+    w: torch.Tensor,
+    bias: torch.Tensor | None,
+    out: str,
+    workspace_bytes: int,
+    path: str | None,
+    engine: str,
 ) -> _Site:
+    index = x.get_device()
+    if engine == "auto":
+        engine = engine_of(index)
     bias_code = -1 if bias is None else FORMAT_CODES[bias.dtype]
     key = (
-        x.shape, x.stride(), x.dtype, w.shape, w.stride(), w.dtype, bias_code, out, x.get_device(), workspace_bytes, path
+        x.shape, x.stride(), x.dtype, w.shape, w.stride(), w.dtype, bias_code, out, index, workspace_bytes, path, engine
     )  # fmt: skip
     site = _known.sites.get(key)
     if site is None:
         if len(_known.sites) >= _MOST_SITES:
             _known.sites.clear()
-        site = _known.sites[key] = _Site(x, w, bias_code, out, workspace_bytes, path)
+        site = _known.sites[key] = _Site(x, w, bias_code, out, workspace_bytes, path, engine)
     return site
+
+
+def default_engine(like: torch.Tensor) -> str:
+    """What "auto" takes for large products on the device of `like`: "int8" or "float64"."""
+    return engine_of(like.get_device())
 
 
 def gemm(
@@ -142,14 +163,14 @@ def gemm(
     path: str | None = None,
 ) -> torch.Tensor:
     """The rounded products [M, N] of `ops.gemm.det_gemm`, or [B, M, N] of x [B, M, K] and w [B, N, K], on checked
-    arguments. `engine`, `moduli`, `workspace_bytes` and `path` (of `cuda_paths.PATHS`) change the time only."""
+    arguments. `engine`, `moduli`, `workspace_bytes` and `path` (of `cuda_paths.PATHS`, for int8) change the time only."""
     _check_engine(engine)
     out = torch.empty((*x.shape[:-1], w.shape[-2]), dtype=DTYPES[form], device=x.device)
     if bias is not None:
         bias = plain(bias).contiguous()
     if _takes_residues(x, w, engine):
         x, w = in_rows(x), in_rows(w)
-        site = _site_of(x, w, bias, form.name, workspace_bytes, path)
+        site = _site_of(x, w, bias, form.name, workspace_bytes, path, engine)
         site.run(x, w, 0 if bias is None else bias.data_ptr(), out.data_ptr(), moduli)
     elif out.numel():
         bias_at, bias_code = (0, 0) if bias is None else (bias.data_ptr(), FORMAT_CODES[bias.dtype])
@@ -182,7 +203,8 @@ def add_gemm_digits(
     _check_engine(engine)
     if _takes_residues(x, w, engine):
         x, w = in_rows(x), in_rows(w)
-        _site_of(x, w, None, "digits", workspace_bytes, "steps").run(x, w, 0, digits.data_ptr(), moduli)
+        site = _site_of(x, w, None, "digits", workspace_bytes, "steps", engine)
+        site.run(x, w, 0, digits.data_ptr(), moduli)
     elif digits.numel() and x.shape[1]:
         (x,), (w,) = _matrices(x), _matrices(w)
         rows, (columns, terms) = x.shape[0], w.shape

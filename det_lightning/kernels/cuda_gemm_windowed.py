@@ -1,4 +1,4 @@
-"""Exact products into windowed digits on int8 tensor cores. `ops.gemm_windowed` says what it is for.
+"""Exact products into windowed digits on tensor cores. `ops.gemm_windowed` says what it is for.
 
 The elements that do not fit the window are found out on the device, left alone there and returned: nothing is cut off.
 """
@@ -12,8 +12,9 @@ import torch
 from ..arithmetic.formats import NB
 from ..arithmetic.windowed_digits import MAXIMUM_WORDS, WORD_BITS
 from .cuda import FORMAT_CODES, launch
+from .cuda_engine import engine_of
 from .cuda_gemm import in_rows
-from .cuda_layout import MODULI, Sizes, ceil_div
+from .cuda_layout import MODULI, Sizes, ceil_div, groups_of
 from .cuda_paths import Form, Prepared, prepare
 
 _LONG_THREADS = 128
@@ -41,9 +42,12 @@ def words_for_product(x: torch.Tensor, w: torch.Tensor) -> int:
     return min(math.ceil((product_bits + _SPARE_BITS) / WORD_BITS), MAXIMUM_WORDS)
 
 
-def rows_at_once(x: torch.Tensor, w: torch.Tensor, moduli: int, workspace_bytes: int = _WORKSPACE_BYTES) -> int:
+def rows_at_once(
+    x: torch.Tensor, w: torch.Tensor, moduli: int, engine: str, workspace_bytes: int = _WORKSPACE_BYTES
+) -> int:
     """Rows of x that keep the scratch within the bound, or 256."""
-    fixed, a_row = moduli * w.shape[0] * w.shape[1], moduli * (w.shape[0] + w.shape[1]) + w.shape[0] // 8
+    residue, product = (8 * groups_of(moduli), 4 * groups_of(moduli)) if engine == "float64" else (moduli, moduli)
+    fixed, a_row = residue * w.shape[0] * w.shape[1], product * w.shape[0] + residue * w.shape[1] + w.shape[0] // 8
     return max(256, (workspace_bytes - fixed) // a_row // 256 * 256)
 
 
@@ -56,20 +60,27 @@ _known = _Known()
 
 
 def add(
-    x: torch.Tensor, w: torch.Tensor, words: torch.Tensor, base: torch.Tensor, fresh: bool, moduli: int | None = None
+    x: torch.Tensor,
+    w: torch.Tensor,
+    words: torch.Tensor,
+    base: torch.Tensor,
+    fresh: bool,
+    moduli: int | None = None,
+    engine: str = "auto",
 ) -> Left | None:
     """words [count, M, N] += x @ w.T on the bases, or = on bases that are chosen here if `fresh`.
 
     x: [M, K], w: [N, K], sizes above 0; words: int32, each words[j] contiguous; base: int64 [M]. Returns what is left to
-    be done; waits for the device to know that.
+    be done; waits for the device to know that. `engine`: "auto", "int8" or "float64".
     """
     x, w = in_rows(x.detach()), in_rows(w.detach())
     moduli = moduli_for(x.dtype, w.dtype) if moduli is None else moduli
+    engine = engine_of(x.get_device()) if engine == "auto" else engine
     left = []
-    height = rows_at_once(x, w, moduli)
+    height = rows_at_once(x, w, moduli, engine)
     for first in range(0, x.shape[0], height):
         some = slice(first, first + height)
-        part = _add_rows(words[:, some], base[some], x[some], w, fresh, moduli)
+        part = _add_rows(words[:, some], base[some], x[some], w, fresh, moduli, engine)
         if part is not None:
             left.append(Left(part.elements + first * w.shape[0], part.digits))
     if not left:
@@ -78,7 +89,13 @@ def add(
 
 
 def _add_rows(
-    words: torch.Tensor, base: torch.Tensor, x: torch.Tensor, w: torch.Tensor, fresh: bool, moduli: int
+    words: torch.Tensor,
+    base: torch.Tensor,
+    x: torch.Tensor,
+    w: torch.Tensor,
+    fresh: bool,
+    moduli: int,
+    engine: str,
 ) -> Left | None:
     sizes = Sizes(1, x.shape[0], w.shape[0], x.shape[1])
     form = Form(
@@ -86,12 +103,12 @@ def _add_rows(
         words.shape[0], fresh, words.stride(0),
     )  # fmt: skip
     index = x.device.index
-    key = (index, sizes, form, moduli)
+    key = (index, sizes, form, moduli, engine)
     ready = _known.prepared.get(key)
     if ready is None:
         if len(_known.prepared) >= _MOST_SITES:
             _known.prepared.clear()
-        ready = _known.prepared[key] = prepare(index, sizes, form, moduli, "windowed", _WORKSPACE_BYTES)
+        ready = _known.prepared[key] = prepare(index, sizes, form, moduli, "windowed", _WORKSPACE_BYTES, engine)
     memory = torch.empty(ready.bytes, dtype=torch.uint8, device=x.device)
     ((chain, *_),) = ready.chains
     chain.launch(x.data_ptr(), w.data_ptr(), base.data_ptr(), words.data_ptr(), memory.data_ptr(), 0)

@@ -26,6 +26,9 @@ _UNIT_ROWS, _UNIT_COLUMNS = 16, 32
 _HEAD_BYTES = 256
 """The counter of undecided elements, before all else."""
 
+FLOAT64_TERMS = 16
+"""Terms of a block of float64 residues (`cuda_src/residue_float64.cuh`)."""
+
 CHANGING = 6
 """Fields of `cuda_src/product.cuh` that change from call to call, its first ones: x, w, bias, out, memory, barrier."""
 
@@ -67,6 +70,8 @@ class Layout:
     padded_rows: int
     padded_columns: int
     depth_blocks: int
+    planes: int
+    """Matrices of residues: one a modulus, or one a group of them."""
     team: int
     """Threads of a row where it is converted."""
     tile_columns: int
@@ -89,7 +94,7 @@ class Layout:
     @property
     def tiles(self) -> int:
         """Tiles of the integer product."""
-        return self.moduli * self.sizes.batches * self.row_blocks * (self.padded_columns // self.tile_columns)
+        return self.planes * self.sizes.batches * self.row_blocks * (self.padded_columns // self.tile_columns)
 
     def convert_blocks(self, rows: int) -> int:
         return ceil_div(self.sizes.batches * rows * self.team, CONVERT_THREADS)
@@ -119,7 +124,24 @@ def layout_of(moduli: int, sizes: Sizes, tile_columns: int) -> Layout:
     x, w, depth = sizes.batches * padded_rows, sizes.batches * padded_columns, depth_blocks * BLOCK
     products = moduli * x * padded_columns
     places = _places(sizes, padded_rows, padded_columns, moduli * x * depth, moduli * w * depth, products)
-    return Layout(moduli, sizes, padded_rows, padded_columns, depth_blocks, team, tile_columns, places)
+    return Layout(moduli, sizes, padded_rows, padded_columns, depth_blocks, moduli, team, tile_columns, places)
+
+
+def groups_of(moduli: int) -> int:
+    """GROUPS of `cuda_src/residue.cuh`: matrices of float64 residues."""
+    return ceil_div(moduli, 3)
+
+
+@functools.lru_cache(maxsize=4096)
+def float64_layout_of(moduli: int, sizes: Sizes) -> Layout:
+    """Blocks of 128 rows and 16 terms of 8 bytes; products of 4."""
+    padded_rows, padded_columns = _round_up(sizes.rows, BLOCK), _round_up(sizes.columns, BLOCK)
+    depth_blocks, groups = ceil_div(sizes.terms, FLOAT64_TERMS), groups_of(moduli)
+    team = min(1 << (depth_blocks - 1).bit_length(), CONVERT_THREADS)
+    x, w = sizes.batches * padded_rows, sizes.batches * padded_columns
+    a_row = 8 * groups * depth_blocks * FLOAT64_TERMS
+    places = _places(sizes, padded_rows, padded_columns, a_row * x, a_row * w, 4 * groups * x * padded_columns)
+    return Layout(moduli, sizes, padded_rows, padded_columns, depth_blocks, groups, team, BLOCK, places)
 
 
 @functools.lru_cache(maxsize=4096)
@@ -130,7 +152,7 @@ def short_layout_of(moduli: int, sizes: Sizes) -> Layout:
     x, w = sizes.batches * padded_rows, sizes.batches * padded_columns
     places = _places(sizes, padded_rows, padded_columns, moduli * x * depth, _round_up(moduli, 2) * w * depth, 0)
     team = depth // _CONVERT_CHUNK
-    return Layout(moduli, sizes, padded_rows, padded_columns, 1, team, _UNIT_COLUMNS, places)
+    return Layout(moduli, sizes, padded_rows, padded_columns, 1, moduli, team, _UNIT_COLUMNS, places)
 
 
 def short_depth(terms: int) -> int:

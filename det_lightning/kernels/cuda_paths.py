@@ -6,12 +6,15 @@ whole: all of it in one cooperative launch (`residue_whole`); for small products
 short: rows of at most 128 terms, as in attention: all moduli of a tile in one kernel (`residue_short`), which spares
     products of residues their way through memory.
 windowed: as steps, to windowed digits (`residue_windowed`); what does not fit them is left to the caller.
+The float64 engine takes steps and windowed, with another kernel for the products (`residue_gemm_float64`).
 """
 
+from pathlib import Path
 from typing import NamedTuple
 
 from ..arithmetic.formats import NB
-from .cuda import Call, capability, most_shared_bytes, multiprocessors
+from . import cuda_compile
+from .cuda import Call, capability, most_shared_bytes, multiprocessors, source_file
 from .cuda_chain import Chain
 from .cuda_layout import (
     BLOCK,
@@ -22,6 +25,7 @@ from .cuda_layout import (
     Sizes,
     Tile,
     ceil_div,
+    float64_layout_of,
     layout_of,
     norm_scale,
     short_depth,
@@ -29,6 +33,7 @@ from .cuda_layout import (
     short_shared_bytes,
     tiles_of,
 )
+from .cuda_planner import MAXIMUM_MODULI, MINIMUM_MODULI
 
 PATHS = ("steps", "whole", "short", "windowed")
 
@@ -40,6 +45,7 @@ _FLAGGED_THREADS = 128
 _FLAGGED_BLOCKS_A_MULTIPROCESSOR = 8
 _HOPPER = (9, 0)
 _HOPPER_THREADS = 384
+_FLOAT64_STAGES = 3
 _NARROW_TILES_COST = 0.56
 """Of the time of a wide one."""
 
@@ -107,13 +113,20 @@ def _fits_short(device_index: int, moduli: int, sizes: Sizes) -> bool:
     return sizes.terms <= _LONGEST_SHORT and short_shared_bytes(moduli, sizes.terms) <= most_shared_bytes(device_index)
 
 
-def prepare(device_index: int, sizes: Sizes, form: Form, moduli: int, path: str, workspace_bytes: int) -> Prepared:
-    """The chains of a product by a path; where that has no room for so many moduli, by "steps"."""
+def prepare(
+    device_index: int, sizes: Sizes, form: Form, moduli: int, path: str, workspace_bytes: int, engine: str = "int8"
+) -> Prepared:
+    """The chains of a product by a path; where that has no room for so many moduli, or the engine has no such path, by
+    "steps"."""
+    if engine == "float64" and path != "windowed":
+        path = "steps"
     if path == "short" and (form.bias_code >= 0 or not _fits_short(device_index, moduli, sizes)):
         path = "steps"
     columns = _WHOLE_COLUMNS if path == "whole" else _tile_columns(moduli, sizes, device_index)
 
     def layout(of: Sizes) -> Layout:
+        if engine == "float64":
+            return float64_layout_of(moduli, of)
         return short_layout_of(moduli, of) if path == "short" else layout_of(moduli, of, columns)
 
     windowed = path == "windowed"  # a row's base is that of all its elements: one tile
@@ -128,7 +141,7 @@ def prepare(device_index: int, sizes: Sizes, form: Form, moduli: int, path: str,
     batch_stride = form.plane if windowed else sizes.rows * sizes.columns
     chains = []
     for number, tile in enumerate(tiles):
-        calls, columns_a_task, x_blocks = _calls(device_index, layout(tile.sizes), tile, form, path)
+        calls, columns_a_task, x_blocks = _calls(device_index, layout(tile.sizes), tile, form, path, engine)
         fixed = (
             *form[:6], max(form.bias_code, 0), _CODES[form.out], sizes.columns, batch_stride,
             *layout(tile.sizes).fields(), x_blocks, columns_a_task, norm_scale(moduli, sizes.terms),
@@ -149,13 +162,30 @@ def prepare(device_index: int, sizes: Sizes, form: Form, moduli: int, path: str,
     return Prepared(rests + rests_bytes, path == "whole", int(path == "short"), flags, padded_columns, chains)
 
 
+def variants() -> list[tuple[Path, dict[str, int]]]:
+    """Every source with the macros that products may compile it with, those of the most code first."""
+    numbers = range(MINIMUM_MODULI, MAXIMUM_MODULI + 1)
+    short = [{"MODULI": moduli, "DEPTH": depth} for moduli in numbers for depth in (64, 128)]
+    found = [("residue_short", defines) for defines in short]
+    for name in ("residue_whole", "residue_round", "residue_gemm_float64", "residue_windowed", "residue_convert"):
+        found += [(name, {"MODULI": moduli}) for moduli in numbers]
+    for name in ("residue_round", "residue_windowed", "residue_convert"):
+        found += [(name, {"MODULI": moduli, "FLOAT64_RESIDUES": 1}) for moduli in numbers]
+    named = {name for name, _ in found}
+    return [(source_file(name), defines) for name, defines in found] + [
+        (source, {}) for source in cuda_compile.sources() if source.stem not in named
+    ]
+
+
 def _round_up(a: int, b: int) -> int:
     return ceil_div(a, b) * b
 
 
-def _calls(device_index: int, layout: Layout, tile: Tile, form: Form, path: str) -> tuple[list[Call], int, int]:
+def _calls(
+    device_index: int, layout: Layout, tile: Tile, form: Form, path: str, engine: str
+) -> tuple[list[Call], int, int]:
     """The launches of a tile, columns_a_task, and the blocks that convert x."""
-    defines = (("MODULI", layout.moduli),)
+    defines = (("MODULI", layout.moduli), *((("FLOAT64_RESIDUES", 1),) if engine == "float64" else ()))
     plain = "_plain" if form.out == "float32" and form.bias_code < 0 else ""
     all_of_x = layout.convert_blocks(tile.sizes.rows)
     x_blocks = all_of_x if tile.column == 0 else 0
@@ -185,13 +215,13 @@ def _calls(device_index: int, layout: Layout, tile: Tile, form: Form, path: str)
         return [
             Call("residue_windowed", "residue_windowed_convert", convert_blocks, CONVERT_THREADS, (), defines),
             *([bases] if form.fresh else []),
-            _multiply(device_index, layout),
+            _multiply(device_index, layout, engine),
             Call("residue_windowed", "residue_windowed", (ceil_div(layout.units * 32, _THREADS),), _THREADS, (), defines),
         ], 0, x_blocks  # fmt: skip
     rounding = "residue_digits" if digits else f"residue_round{plain}"
     return [
         Call("residue_convert", "residue_convert", convert_blocks, CONVERT_THREADS, (), defines),
-        _multiply(device_index, layout),
+        _multiply(device_index, layout, engine),
         Call("residue_round", rounding, (ceil_div(layout.units * 32, _THREADS),), _THREADS, (), defines),
         rest,
     ], 0, x_blocks  # fmt: skip
@@ -206,7 +236,10 @@ def _short_tasks(device_index: int, layout: Layout) -> tuple[int, int]:
     return row_tiles * ceil_div(columns, columns_a_task), columns_a_task
 
 
-def _multiply(device_index: int, layout: Layout) -> Call:
+def _multiply(device_index: int, layout: Layout, engine: str) -> Call:
+    if engine == "float64":
+        defines, shared = (("MODULI", layout.moduli),), _FLOAT64_STAGES * 2 * BLOCK * BLOCK
+        return Call("residue_gemm_float64", "residue_gemm_float64", (layout.tiles,), _THREADS, (), defines, shared)
     if capability(device_index) == _HOPPER:
         stages = 4 if layout.tile_columns == 2 * BLOCK else 6
         shared = 1024 + stages * BLOCK * (BLOCK + layout.tile_columns)

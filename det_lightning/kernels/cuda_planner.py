@@ -17,6 +17,7 @@ MINIMUM_MODULI, MAXIMUM_MODULI = 4, 16
 
 # Seconds on an H200, measured. They decide the time, never a bit.
 _COST_MULTIPLY_ADD = 2 / 1.2e15
+_COST_FLOAT64_MULTIPLY_ADD = 2 / 45e12 / 3
 _COST_RESIDUE = 3e-13
 _COST_REBUILD = 2e-12
 _COST_SHORT = 3.5e-13
@@ -42,13 +43,19 @@ class Site(NamedTuple):
     """The output's format, or "digits"."""
     path: str = "steps"
     """Of `cuda_paths.PATHS`."""
+    engine: str = "int8"
+
+    def step(self) -> int:
+        """Moduli that come and go together: those of one float64 product."""
+        return 3 if self.engine == "float64" else 1
 
     def seconds_a_modulus(self) -> float:
         elements = self.batches * self.rows * self.columns
         residues = self.batches * (self.rows + self.columns) * self.terms
         if self.path == "short":
             return elements * _COST_SHORT + residues * _COST_RESIDUE
-        return elements * (self.terms * _COST_MULTIPLY_ADD + _COST_REBUILD) + residues * _COST_RESIDUE
+        multiply_add = _COST_FLOAT64_MULTIPLY_ADD if self.engine == "float64" else _COST_MULTIPLY_ADD
+        return elements * (self.terms * multiply_add + _COST_REBUILD) + residues * _COST_RESIDUE
 
     def seconds_of(self, undecided: int) -> float:
         if undecided == 0:
@@ -59,10 +66,9 @@ class Site(NamedTuple):
 def first_guess(site: Site) -> int:
     """Moduli for normally distributed data."""
     wide = site.x is torch.float32 or site.w is torch.float32
-    if site.out == "digits":
-        return 14 if wide else 10
-    narrow_output = site.out != FLOAT32.name
-    return (9 if narrow_output else 11) if wide else (7 if narrow_output else 9)
+    usual, digits = (11, 14) if wide else (9, 10)
+    guess = digits if site.out == "digits" else usual - (2 if site.out != FLOAT32.name else 0)
+    return -(-guess // site.step()) * site.step()
 
 
 @dataclass
@@ -114,14 +120,15 @@ class Plan:
 def next_guess(site: Site, moduli: int, undecided: dict[int, int]) -> int:
     """The number of moduli to try next, from the counts seen with each number so far: a number not tried yet where it
     promises something, else the cheapest of those tried."""
-    modulus, cost = site.seconds_a_modulus(), site.seconds_of(undecided[moduli])
+    modulus, cost, step = site.seconds_a_modulus(), site.seconds_of(undecided[moduli]), site.step()
     elements = site.batches * site.rows * site.columns
     # Above the last number that was too few, or far off: two steps.
-    more = min(moduli + (2 if undecided[moduli] > elements // 16 else 1), MAXIMUM_MODULI)
-    if cost > modulus and more not in undecided:
+    more = moduli + step * (2 if undecided[moduli] > elements // 16 else 1)
+    more = min(more, MAXIMUM_MODULI // step * step)
+    if cost > modulus * step and more not in undecided:
         return more
-    fewer = moduli - 1
-    if fewer >= MINIMUM_MODULI and fewer not in undecided and cost < modulus / 8:
+    fewer = moduli - step
+    if fewer >= MINIMUM_MODULI and fewer not in undecided and cost < modulus * step / 8:
         return fewer
     return min(undecided, key=lambda tried: tried * modulus + site.seconds_of(undecided[tried]))
 

@@ -1,93 +1,123 @@
-"""Tensors that depend on parameters alone: penalties on weights. They are the same in every micro-batch and on every rank,
-so their gradient belongs to the step once and needs no sum over samples.
+"""Which tensors of a micro-batch are batch-free: made of parameters and constants of the model, without any sample.
+
+They are the same in every micro-batch and on every rank. Where one first meets samples, its gradient is the exact sum over
+all of them (meetings.py); what lies behind that place goes backward once a step.
 """
 
 from collections.abc import Callable, Iterable
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
-from det_lightning.layers.call_names import DIVISIONS
-from det_lightning.ops.loss import exact_mean
-from det_lightning.ops.reduction import det_sum
-
-# Elementwise operations of one rounding, and moves; their backward passes are such operations too.
-_ARITHMETIC = frozenset(
-    "add radd iadd sub rsub isub subtract mul rmul imul multiply div truediv itruediv true_divide".split()
-)
-_COVERED = _ARITHMETIC | frozenset(
-    """view reshape flatten unflatten permute transpose t swapaxes movedim squeeze unsqueeze contiguous clone to float
-    narrow select split chunk unbind cat concat stack T mT positive ravel getitem neg abs""".split()
-)
-_APART = frozenset("detach data requires_grad_".split())
+from det_lightning.layers.batch_free_functions import APART, function_of
+from det_lightning.layers.call_names import MOVES, flat
+from det_lightning.layers.loss_calls import identity
+from det_lightning.layers.parameter_moves import Moved, moved_by, whole
 
 
 class BatchFree:
-    """Knows the tensors of one micro-batch that are functions of the model's parameters and buffers alone."""
+    """Knows the batch-free tensors of one micro-batch.
 
-    def __init__(self, model: nn.Module):
-        self._model = model
-        self._nodes: set[Any] = set()  # autograd nodes
-        self._buffers: set[int] | None = None
+    Args:
+        model: its parameters and buffers are where they begin.
+        samples: of the micro-batch. A constant with so many rows may as well be made for the samples, and is not taken for
+            batch-free unless it is a buffer.
+        elder: what was known when a region ran that activation checkpointing computes again. It is handed copies there,
+            which are told by their addresses.
+    """
+
+    def __init__(self, model: nn.Module, samples: int = 1, elder: "BatchFree | None" = None):
+        self._model, self._samples = model, samples
+        self._made: dict[tuple[Any, int], Moved | None] = (
+            {} if elder is None else elder._made
+        )  # by autograd node, output
+        self._addresses: set[tuple] = set() if elder is None else elder._addresses
+        self._copies_count = elder is not None
+        self._constants: dict[int, Tensor] = {}  # by identity, held so that it lasts
+        self._storages: set[int] | None = None
 
     def __call__(self, tensor: Tensor) -> bool:
         """Whether `tensor`, which requires a gradient, is one."""
-        if tensor.grad_fn is None:
-            return tensor.requires_grad and isinstance(tensor, nn.Parameter)
-        return tensor.grad_fn in self._nodes
+        if tensor.grad_fn is not None:
+            return (tensor.grad_fn, tensor.output_nr) in self._made
+        if isinstance(tensor, nn.Parameter):
+            return tensor.requires_grad
+        return self._copies_count and tensor.requires_grad and identity(tensor) in self._addresses
 
     def among(self, operands: Iterable[Tensor]) -> list[Tensor]:
         """Those that require a gradient and are batch-free."""
         return [value for value in operands if value.requires_grad and self(value)]
 
     def are_all(self, operands: list[Tensor]) -> bool:
-        """Whether a call on these operands is a function of parameters and buffers alone, with a gradient."""
+        """Whether a call on these operands is a function of parameters and constants alone, with a gradient."""
         if not any(value.requires_grad and self(value) for value in operands):
             return False
-        return all(self(value) if value.requires_grad else self.is_buffer(value) for value in operands)
+        return all(self(value) if value.requires_grad else self.is_constant(value) for value in operands)
+
+    def moved(self, tensor: Tensor) -> Moved | None:
+        """The moves that make `tensor`, which is batch-free, out of parameters; None if it is another function of them."""
+        if tensor.grad_fn is None:
+            return whole(tensor)
+        return self._made[tensor.grad_fn, tensor.output_nr]
 
     def call(self, name: str, func: Callable, args: tuple, kwargs: dict) -> tuple[bool, Any]:
-        """(whether the call is covered, its result)."""
-        if name in _APART:
+        """(whether the call, whose operands are all batch-free, is covered; its result)."""
+        if name in APART:
             return True, func(*args, **kwargs)
-        operand = args[0] if args else kwargs.get("input")
-        if name == "square" or (name == "pow" and len(args) == 2 and args[1] in (2, 2.0)):
-            result = operand * operand
-        elif name in ("sum", "mean") and len(args) == 1 and not kwargs and operand.dtype is torch.float32:
-            result = det_sum(operand) if name == "sum" else exact_mean(operand)
-        else:
-            if name in DIVISIONS and len(args) == 2 and isinstance(args[1], (int, float)) and args[0].is_cuda:
-                # CUDA multiplies by the reciprocal of a number; it divides by a tensor.
-                args = (args[0], torch.tensor(args[1], dtype=args[0].dtype, device=args[0].device))
-            result = func(*args, **kwargs)
-            made = result if isinstance(result, (tuple, list)) else (result,)
-            if not any(isinstance(v, Tensor) and v.is_floating_point() and v.requires_grad for v in made):
-                return True, result
-            if name not in _COVERED or kwargs.get("alpha", 1) != 1 or kwargs.get("rounding_mode") is not None:
-                return False, None
-            shapes = {value.shape for value in args if isinstance(value, Tensor) and value.requires_grad}
-            if name in _ARITHMETIC and shapes - {result.shape}:  # the gradient of a broadcast is a sum
-                return False, None
-        for value in result if isinstance(result, (tuple, list)) else (result,):
-            if isinstance(value, Tensor) and value.grad_fn is not None:
-                self._nodes.add(value.grad_fn)
+        known = {id(v): self.moved(v) for v in flat((args, kwargs)) if isinstance(v, Tensor) and v.requires_grad}
+        function = function_of(name, func, args, kwargs, moved=None not in known.values())
+        result = (func if function is None else function)(*args, **kwargs)
+        made = [v for v in flat(result) if isinstance(v, Tensor) and v.is_floating_point() and v.requires_grad]
+        floats = any(isinstance(v, Tensor) and v.is_floating_point() for v in flat(result))
+        if name == "setitem" or (function is None and (made or (floats and name not in MOVES))):
+            return False, None
+        moves = moved_by(name, func, args, kwargs, len(made), lambda tensor: known.get(id(tensor)))
+        for place, tensor in enumerate(made):
+            if tensor.grad_fn is not None:
+                self._made[tensor.grad_fn, tensor.output_nr] = moves[place] if moves else None
+                self._addresses.add(identity(tensor))
         return True, result
 
     def parameter_below(self, tensor: Tensor) -> Tensor | None:
         """A parameter that a batch-free tensor is made of."""
-        if tensor.grad_fn is None:
-            return tensor
-        waiting = [tensor.grad_fn]
-        while waiting:
-            node = waiting.pop()
-            if hasattr(node, "variable"):
-                return node.variable
-            waiting.extend(below for below, _ in node.next_functions if below is not None)
-        return None
+        return next(iter(self.parameters_below(tensor)), None)
 
-    def is_buffer(self, tensor: Tensor) -> bool:
-        """Whether it is one of the model's buffers."""
-        if self._buffers is None:
-            self._buffers = {id(buffer) for buffer in self._model.buffers()}
-        return id(tensor) in self._buffers
+    def parameters_below(self, tensor: Tensor) -> list[Tensor]:
+        """The parameters that a batch-free tensor is made of, in the order of the graph."""
+        if tensor.grad_fn is None:
+            return [tensor]
+        found, seen, waiting = {}, set(), [tensor.grad_fn]
+        while waiting:
+            node = waiting.pop(0)
+            if hasattr(node, "variable"):
+                found[id(node.variable)] = node.variable
+            below = [n for n, _ in node.next_functions if n is not None and n not in seen]
+            seen.update(below)
+            waiting.extend(below)
+        return list(found.values())
+
+    def is_constant(self, tensor: Tensor) -> bool:
+        """Whether it holds no sample and no gradient: a buffer, a frozen parameter, a view of one, or made of them."""
+        if self._storages is None:
+            held = [*self._model.buffers(), *self._model.parameters()]
+            self._storages = {t.untyped_storage().data_ptr() for t in held if t.numel()}
+        if tensor.requires_grad:
+            return False
+        return id(tensor) in self._constants or tensor.untyped_storage().data_ptr() in self._storages
+
+    def note(self, name: str, operands: list[Tensor], result: Any) -> None:
+        """A call without gradient was made: of constants alone it makes constants, and with others it spoils them.
+
+        Args:
+            operands: of a setitem, the tensor that is written to comes first.
+        """
+        if name == "setitem":
+            made, operands = operands[:1], operands[1:]
+        else:
+            made = [value for value in flat(result) if isinstance(value, Tensor)]
+        free = all(self.is_constant(value) or (value.requires_grad and self(value)) for value in operands)
+        for tensor in made:
+            if not free or (not operands and tensor.dim() and len(tensor) == self._samples > 1):
+                self._constants.pop(id(tensor), None)
+            elif not tensor.requires_grad and name != "setitem":
+                self._constants[id(tensor)] = tensor

@@ -43,15 +43,21 @@ def covered_checkpointing(again: Callable[[], Callable[[], Any]]) -> Iterator[No
             forward, recompute = (
                 context_fn() if context_fn is not stock.noop_context_fn else (nullcontext(), nullcontext())
             )
-            return forward, _both(recompute, recomputation)
+            return forward, _Both(recompute, recomputation)
 
         inner = generator(fn, preserve_rng_state, contexts, *rest, **kwargs)
 
         def run():
             _switches._saved_tensors_hooks_enable()
             try:
-                yield from inner
+                # What torch does for itself is no part of the model: torch 2.11 makes an empty tensor here.
+                with torch._C.DisableTorchFunction():
+                    next(inner)
+                yield
+                with torch._C.DisableTorchFunction():
+                    next(inner, None)
             finally:
+                inner.close()
                 _switches._saved_tensors_hooks_disable(_HOOKS)
 
         return run()
@@ -69,9 +75,16 @@ def covered_checkpointing(again: Callable[[], Callable[[], Any]]) -> Iterator[No
             _switches._saved_tensors_hooks_disable(before)
 
 
-@contextmanager
-def _both(first: Any, second: Callable[[], Any]) -> Iterator[None]:
-    with ExitStack() as stack:
-        stack.enter_context(first)
-        stack.enter_context(second())
-        yield
+class _Both:
+    """Two contexts as one that may be entered again: several backward passes go through a region, each computes it again."""
+
+    def __init__(self, first: Any, second: Callable[[], Any]):
+        self._first, self._second = first, second
+
+    def __enter__(self) -> None:
+        self._stack = ExitStack()
+        self._stack.enter_context(self._first)
+        self._stack.enter_context(self._second())
+
+    def __exit__(self, *error: Any) -> Any:
+        return self._stack.__exit__(*error)

@@ -8,7 +8,7 @@ import inspect
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from types import FrameType
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -33,6 +33,7 @@ from det_lightning.layers.call_names import (
 )
 from det_lightning.layers.loss_terms import STATISTIC, LossTerms
 from det_lightning.layers.mean_functions import MeanFunctions
+from det_lightning.layers.meetings import GradientSink, Meetings, Place
 from det_lightning.layers.random_functions import RandomFunctions
 from det_lightning.layers.random_places import RandomPlaces
 from det_lightning.ops import activation, linear
@@ -41,16 +42,14 @@ _INPLACE_RELU = (F.relu_, torch.relu_, Tensor.relu_)
 _RELU = (F.relu, torch.relu, Tensor.relu, activation.relu)
 _GRADIENT_PROPERTY = frozenset((Tensor.grad.__get__, Tensor.grad.__set__, Tensor.grad.__delete__))
 _PENALTIES = (
-    "Parameters alone may enter the loss through + - * / with numbers or tensors of their shape, pow(2), abs, views, sum() "
-    "and mean(); for samples, use the parameter through nn.Linear or F.linear, or freeze it (requires_grad_(False))."
+    "Covered functions of parameters alone: + - * / with numbers, parameters and buffers, pow(2), abs, sum, mean, matmul, "
+    "linear, relu, exp, log, sqrt, rsqrt, sigmoid, tanh, softplus, silu, gelu, views, casts and cat. Write it with these, "
+    "or freeze the parameter (requires_grad_(False))."
 )
-
-
-class GradientSink(linear.DigitSink, Protocol):
-    """Receives the digits of parameter gradients, and hears in the forward pass which ones will come."""
-
-    def expect(self, parameter: Tensor) -> None:
-        """One more use of the parameter, whose gradient a backward pass may bring."""
+_MEETINGS = (
+    "A parameter meets samples through nn.Linear, F.linear, x @ weight, + - * / or parameter.expand(len(x), ...), where the "
+    "exact sum over samples begins. Write it with these, or freeze the parameter (requires_grad_(False))."
+)
 
 
 class FunctionMode(TorchFunctionMode):
@@ -61,6 +60,7 @@ class FunctionMode(TorchFunctionMode):
         sink: receives the digits of parameter gradients.
         samples: of the micro-batch.
         places: where random numbers come from, or None.
+        elder: see `BatchFree`.
         strict: refuse uncovered functions; otherwise (evaluation, which moves no weight) they run as they are.
 
     Attributes:
@@ -75,11 +75,13 @@ class FunctionMode(TorchFunctionMode):
         samples: int,
         strict: bool,
         places: RandomPlaces | None = None,
+        elder: BatchFree | None = None,
     ):
         super().__init__()
         self.places = places
         self.model, self.sink, self.samples, self.strict = model, sink, samples, strict
-        self.batch_free = BatchFree(model)
+        self.batch_free = BatchFree(model, samples, elder)
+        self.meetings = Meetings(self.batch_free, sink, samples, self.name_of, self.refusal)
         self.terms = LossTerms(samples, self.batch_free)
         self._suspended = False
         self._autocast_dtype: torch.dtype | None = None
@@ -103,7 +105,8 @@ class FunctionMode(TorchFunctionMode):
         def mode() -> FunctionMode:
             # Without a sink: the graph that is made again has no backward pass, and announces no gradients.
             here = None if places is None else places.again(calls)
-            return FunctionMode(self.model, sink=None, samples=self.samples, strict=self.strict, places=here)
+            options = {"samples": self.samples, "strict": self.strict, "elder": self.batch_free}
+            return FunctionMode(self.model, sink=None, places=here, **options)
 
         return mode
 
@@ -123,7 +126,12 @@ class FunctionMode(TorchFunctionMode):
         name = name_of_call(func)
         operands = [value for value in flat((args, kwargs)) if isinstance(value, Tensor)]
         with_gradient = torch.is_grad_enabled() and any(value.requires_grad for value in operands)
-        if self.strict and with_gradient and self.batch_free.are_all(operands):
+        free = self.strict and with_gradient and self.batch_free.are_all(operands)
+        if self.strict:
+            self._refuse_always(name, func, free=free)
+        if self.strict and with_gradient and (met := self._meeting(name, func, args, kwargs, operands)) is not None:
+            return met
+        if free:
             covered, result = self.batch_free.call(name, func, args, kwargs)
             if not covered:
                 parameter = self.batch_free.parameter_below(self.batch_free.among(operands)[0])
@@ -144,24 +152,13 @@ class FunctionMode(TorchFunctionMode):
             if terms:
                 self.terms.record(name, func, args, kwargs, terms, result, with_gradient=False)
             return result
-        if name in RANDOM:
-            raise self.refusal(
-                f"the random call {name}",
-                "Write det_lightning.random.rand_like(x), randn_like(x), randint_like(x, low, high) or "
-                "bernoulli_like(x, p), x a tensor with the samples in dimension 0; or draw in the data set, from the "
-                "sample's index.",
-            )
-        if name == "backward":
-            raise self.refusal("backward", "Return the loss from training_step; the strategy runs backward itself.")
-        if name in HOOKS:
-            raise self.refusal(
-                name, "A hook would change gradients before the exact sum; change .grad in on_before_optimizer_step."
-            )
         if name in DIVISIONS and len(args) == 2 and isinstance(args[1], (int, float)) and operands[0].is_cuda:
             func = true_division(func)
         # Both now: an operation in place replaces grad_fn.
         terms, follows_mean = self.terms.among(operands), self.terms.hold_mean(operands)
         result = func(*args, **kwargs)
+        if not with_gradient:
+            self.batch_free.note(name, operands, result)
         if self.places is not None and name in FLATTENING and isinstance(args[0], Tensor):
             self.places.note_flatten(args[0].shape, result.shape)
         moves_floats = any(isinstance(v, Tensor) and (v.is_floating_point() or v.is_complex()) for v in flat(result))
@@ -175,6 +172,38 @@ class FunctionMode(TorchFunctionMode):
         if follows_mean:
             self._follow_mean(name, args[0] if name == "setitem" else result)
         return result
+
+    def _refuse_always(self, name: str, func: Callable, *, free: bool) -> None:
+        """Calls without a contract whatever their operands are; `free`: they are batch-free."""
+        if name in RANDOM and (free or func not in self._replacements):
+            raise self.refusal(
+                f"the random call {name}",
+                "Write det_lightning.random.rand_like(x), randn_like(x), randint_like(x, low, high) or "
+                "bernoulli_like(x, p), x a tensor with the samples in dimension 0; or draw in the data set, from the "
+                "sample's index.",
+            )
+        if name == "backward":
+            raise self.refusal("backward", "Return the loss from training_step; the strategy runs backward itself.")
+        if name in HOOKS:
+            raise self.refusal(
+                name, "A hook would change gradients before the exact sum; change .grad in on_before_optimizer_step."
+            )
+
+    def _meeting(self, name: str, func: Callable, args: tuple, kwargs: dict, operands: list[Tensor]) -> Tensor | None:
+        """The result of a call in which a batch-free tensor meets samples; None if the call is another."""
+        expanded = self.meetings.expansion(name, func, args, kwargs)
+        if expanded is not None or self.batch_free.are_all(operands) or self.terms.hold_mean(operands):
+            return expanded
+        if name in ("matmul", "mm") and len(args) == 2 and args[1].dim() == 2 and args[0].dim() > 1:
+            weight = args[1]
+            if weight.requires_grad and self.batch_free(weight):
+                _, transposed = self.batch_free.call("t", Tensor.t, (weight,), {})
+            elif self.batch_free.is_constant(weight):
+                transposed = weight.t()
+            else:
+                return None
+            return self._apart_from_autocast(self._linear, (args[0], transposed), {}, operands)
+        return self.meetings.arithmetic(name, func, args, kwargs)
 
     def _follow_mean(self, name: str, result: Any) -> None:
         made = [value for value in flat(result) if isinstance(value, Tensor)]
@@ -209,7 +238,7 @@ class FunctionMode(TorchFunctionMode):
         x = args[0] if args else None
         if not isinstance(x, Tensor) or x.dim() == 0 or x.shape[0] != self.samples or self.samples == 1:
             return False
-        if self.batch_free.is_buffer(x):
+        if self.batch_free.is_constant(x):
             return False
         if name == "getitem":
             first = args[1][0] if isinstance(args[1], tuple) and args[1] else args[1]
@@ -227,27 +256,26 @@ class FunctionMode(TorchFunctionMode):
     def _refuse_parameters(self, name: str, operands: list[Tensor]) -> None:
         for value in self.batch_free.among(operands):
             parameter = self.name_of(self.batch_free.parameter_below(value))
-            raise self.refusal(
-                f"{name} applied to the parameter {parameter}",
-                "The exact sum over samples starts at linear layers only: use the parameter through nn.Linear or "
-                "F.linear, or freeze it (requires_grad_(False)).",
-            )
+            raise self.refusal(f"{name} applied to the parameter {parameter}", _MEETINGS)
 
     def _linear(self, input, weight, bias=None, *, sink=None):
+        places: list[Place | None] = []
         for role, parameter in (("weight", weight), ("bias", bias)):
             if self.sink is None or parameter is None or not parameter.requires_grad:
+                places.append(None)
                 continue
-            if not parameter.is_leaf:
-                made_of = self.batch_free.parameter_below(parameter)
+            if not self.batch_free(parameter):
                 raise self.refusal(
-                    f"linear with a {role} that is computed from the parameter {self.name_of(made_of)}",
-                    "Its gradient would be rounded before the sum over all samples: use the parameter through nn.Linear "
-                    "or F.linear itself.",
+                    f"linear with a {role} that is computed from samples",
+                    "Its gradient would be rounded before the sum over all samples: write the sum over features with "
+                    "operations on samples, (x.unsqueeze(1) * weight), or make the weight of parameters alone.",
                 )
-            if torch.is_grad_enabled():
-                self.sink.expect(parameter)
+            places.append(self.meetings.place(parameter))
         self.terms.refuse_operands("linear", (input, weight, bias))
-        sink = None if self.sink is None else _SinkOf(self.sink, (weight, bias))
+        weight, bias = (
+            operand if place is None else place.leaf for operand, place in zip((weight, bias), places, strict=True)
+        )
+        sink = None if self.sink is None else _SinkOf(*places)
         if self._autocast_dtype is not None:
             input = input.to(self._autocast_dtype)
             # A parameter's gradient is the exact sum, not the rounding to bfloat16 of one: the casts carry digits.
@@ -280,8 +308,6 @@ class FunctionMode(TorchFunctionMode):
         if inplace:
             return self._inplace_relu(input)
         self.terms.refuse_operands("relu", (input,))
-        if isinstance(input, nn.Parameter) and self.strict:
-            self._refuse_parameters("relu", [input])
         return activation.relu(input)
 
     def _inplace_relu(self, input):
@@ -327,15 +353,17 @@ class FunctionMode(TorchFunctionMode):
 
 
 class _SinkOf:
-    """The digits of one call's parameters. Activation checkpointing hands the backward pass a copy of a parameter: it is
+    """The places of one call's weight and bias. Activation checkpointing hands the backward pass a copy of a weight: it is
     told by its number of dimensions."""
 
-    def __init__(self, sink: GradientSink, parameters: tuple[Tensor | None, ...]):
-        self._sink = sink
-        self._parameters = {parameter.dim(): parameter for parameter in parameters if parameter is not None}
+    def __init__(self, weight: Place | None, bias: Place | None):
+        self._places = {2: weight, 1: bias}
 
     def digits(self, parameter: Tensor) -> Tensor | None:
-        return self._sink.digits(self._parameters[parameter.dim()])
+        return self._places[parameter.dim()].digits()
+
+    def added(self, parameter: Tensor) -> None:
+        self._places[parameter.dim()].added()
 
 
 @contextmanager

@@ -5,6 +5,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import cache
+from types import NoneType
 from typing import Any, Literal
 
 import torch
@@ -13,7 +14,8 @@ from torch import Tensor
 
 from det_lightning.arithmetic.formats import LOWEST_EXPONENT, NB
 from det_lightning.arithmetic.long_accumulator import digits_of
-from det_lightning.ops.class_losses import class_items, kl_items, probability_items
+from det_lightning.errors import InputError
+from det_lightning.ops.class_losses import check_divisors, class_items, kl_items, probability_items
 from det_lightning.ops.item_losses import loss_items
 from det_lightning.ops.loss import cross_entropy_items
 from det_lightning.ops.means import item_digits
@@ -23,15 +25,15 @@ _KINDS: dict[Callable, tuple[str, tuple[str, ...]]] = {
     F.cross_entropy: ("cross_entropy", ("weight", "ignore_index", "label_smoothing")),
     F.nll_loss: ("nll", ("weight", "ignore_index")),
     F.kl_div: ("kl", ("log_target",)),
-    F.mse_loss: ("mse", ()),
-    F.l1_loss: ("l1", ()),
+    F.mse_loss: ("mse", ("weight",)),
+    F.l1_loss: ("l1", ("weight",)),
     F.smooth_l1_loss: ("smooth_l1", ("beta",)),
-    F.huber_loss: ("huber", ("delta",)),
-    F.binary_cross_entropy_with_logits: ("bce_logits", ()),
-    F.binary_cross_entropy: ("bce", ()),
+    F.huber_loss: ("huber", ("delta", "weight")),
+    F.binary_cross_entropy_with_logits: ("bce_logits", ("weight", "pos_weight")),
+    F.binary_cross_entropy: ("bce", ("weight",)),
 }
 LOSS_FUNCTIONS = tuple(_KINDS)
-_WEIGHTED = ("weight", "pos_weight")
+_DIVIDED_BY_WEIGHTS = ("mse", "l1")  # as torch does; its other losses divide by the number of items
 
 
 @dataclass(frozen=True)
@@ -78,7 +80,7 @@ def loss_call(func: Callable, args: tuple, kwargs: dict, samples: int, refusal: 
 
     Raises:
         UncoveredError: made by `refusal`; an argument outside the contract.
-        InputError: shapes, dtypes or targets that do not fit.
+        InputError: shapes, dtypes, devices or targets that do not fit.
     """
     kind, own = _KINDS[func]
     signature = _signature(func)
@@ -88,19 +90,15 @@ def loss_call(func: Callable, args: tuple, kwargs: dict, samples: int, refusal: 
     x, target, reduction = given.pop("input"), given.pop("target"), given.pop("reduction")
     parameters = {name: given.pop(name) for name in own}
     allowed = ("mean", "sum", "none", *(("batchmean",) if kind == "kl" else ()))
+    _check_devices(func.__name__, x, {"target": target, **parameters, **given})
     changed = [name for name, value in given.items() if not _same(value, signature.parameters[name].default)]
     if changed or reduction not in allowed:
         what = ", ".join(f"{name}=" for name in changed) or f"reduction={reduction!r}"
         advice = f"Covered besides prediction and target: reduction={' or '.join(map(repr, allowed))}, " + ", ".join(
             own
         )
-        if set(changed) & set(_WEIGHTED):
-            advice = f"Write (weight * F.{func.__name__}(..., reduction='none')).mean(), weight of the items' shape."
         raise refusal(f"{func.__name__} with {what}", advice)
-    if x.dtype in (torch.bfloat16, torch.float16):
-        x = x.float()
-    if target.dtype in (torch.bfloat16, torch.float16):
-        target = target.float()
+    x, target = _in_float32(x), _in_float32(target)
     if kind in ("cross_entropy", "nll"):
         return _class_call(kind, x, target, reduction, samples, **parameters)
     if kind == "kl":
@@ -108,8 +106,27 @@ def loss_call(func: Callable, args: tuple, kwargs: dict, samples: int, refusal: 
         batch = reduction == "batchmean"
         count = len(values) if batch else values.numel()
         return counted(values, count, samples, "mean" if batch else reduction)
-    values = loss_items(kind, x, target, *(float(value) for value in parameters.values()))
-    return counted(values, values.numel(), samples, reduction)
+    return _item_call(kind, x, target, reduction, samples, parameters)
+
+
+def _item_call(kind: str, x: Tensor, target: Tensor, reduction: str, samples: int, parameters: dict) -> Items:
+    weight = _in_float32(parameters.pop("weight", None))
+    if weight is not None and kind in _DIVIDED_BY_WEIGHTS and weight.shape != x.shape:
+        raise InputError(
+            f"the {kind} loss takes a weight of the predictions' shape {list(x.shape)}, got {list(weight.shape)}"
+        )
+    others = [
+        _in_float32(value) if isinstance(value, (Tensor, NoneType)) else float(value) for value in parameters.values()
+    ]
+    values = loss_items(kind, x, target, *others, weight=weight)
+    if weight is None or kind not in _DIVIDED_BY_WEIGHTS or reduction != "mean":
+        return counted(values, values.numel(), samples, reduction)
+    check_divisors(weight)
+    return Items(values, "mean", item_digits(weight).cpu(), ("weights", *identity(weight)), (weight,))
+
+
+def _in_float32(value: Tensor | None) -> Tensor | None:
+    return value.float() if value is not None and value.dtype in (torch.bfloat16, torch.float16) else value
 
 
 def _class_call(
@@ -123,6 +140,7 @@ def _class_call(
     ignore_index: int,
     label_smoothing: float = 0.0,
 ) -> Items:
+    weight = _in_float32(weight)
     if target.is_floating_point():
         rows, shape = _rows(x)
         classes = _rows(target)[0] if target.shape == x.shape else target
@@ -151,6 +169,15 @@ def _class_call(
         return Items(values, reduction, count_digits(values.numel()), key, (target,))
     key = ("weights", *identity(target), *identity(weight), ignore_index)
     return Items(values, reduction, item_digits(weight[places]).cpu(), key, (target, weight))
+
+
+def _check_devices(name: str, x: Tensor, others: dict[str, object]) -> None:
+    for argument, value in others.items():
+        if isinstance(value, Tensor) and value.device != x.device:
+            raise InputError(
+                f"{name} takes its tensors on one device, got input on {x.device} and {argument} on {value.device}. Move "
+                f"{argument} to input.device; what belongs to the model follows it as a buffer (register_buffer)"
+            )
 
 
 def _rows(x: Tensor) -> tuple[Tensor, torch.Size]:

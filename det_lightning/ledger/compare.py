@@ -18,7 +18,7 @@ HEADER_PARTS = ("recipe", "environment", "entry")
 # In each part, the names that most often explain why two runs differ, the likeliest first.
 _LIKELY = {
     "recipe": "seed optimizers schedulers clip precision arithmetic model global_batch data contract".split(),
-    "environment": "git versions kernels device processor world_size accumulate threads python".split(),
+    "environment": "git versions kernels engine device processor world_size accumulate threads python".split(),
     "entry": "function arguments seed trainer".split(),
 }
 

@@ -182,5 +182,10 @@ def _check_rows(x: Tensor, weight: Tensor | None, label_smoothing: float) -> Non
         raise InputError(
             f"class weights are float32 [{x.shape[1]}] without gradient, got {weight.dtype} {list(weight.shape)}"
         )
+    check_divisors(weight)
+
+
+def check_divisors(weight: Tensor) -> None:
+    """Raises InputError unless the sum of these weights can be divided by."""
     if not bool(((weight >= 0) & weight.isfinite()).all()):
-        raise InputError("class weights must be finite and not negative: they are added up to divide by")
+        raise InputError("weights of this loss must be finite and not negative: they are added up to divide by")

@@ -6,8 +6,11 @@
     huber        RN(RN(d d) / 2) if |d| <= delta, else RN(delta RN(|d| - RN(delta / 2)))    f' = d, else RN(delta sign(d))
     bce_logits   RN(RN(max(x, 0) - RN(x y)) + log(RN(1 + e))), e = exp(-|x|)
                  f' = RN(s - y), s = RN(1 / RN(1 + e)) if x >= 0, else RN(e / RN(1 + e))
+      with pos_weight p: q = RN(RN(RN(p - 1) y) + 1), n = RN(e / RN(1 + e)) if x >= 0, else RN(1 / RN(1 + e))
+                 RN(RN(RN(1 - y) x) + RN(q RN(max(-x, 0) + log(RN(1 + e)))))     f' = RN(RN(1 - y) - RN(q n))
     bce          RN(-RN(RN(y max(log x, -100)) + RN(RN(1 - y) max(log RN(1 - x), -100))))
                  f' = RN(RN(x - y) / max(RN(x RN(1 - x)), 2^-40))
+    with weights w the item is RN(w item), its derivative RN(w f').
 The backward pass is RN(g f'): the product of the gradient that arrives and the derivative, rounded once.
 """
 
@@ -52,9 +55,14 @@ def _huber(x: Tensor, y: Tensor, delta: float = 1.0) -> tuple[Tensor, Tensor]:
     return items, torch.where(inside, difference, _like(delta, x) * difference.sign())
 
 
-def _bce_logits(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+def _bce_logits(x: Tensor, y: Tensor, positive: Tensor | None = None) -> tuple[Tensor, Tensor]:
     exponential = det_exp(-x.abs())
     one_more = exponential + 1.0
+    if positive is not None:
+        factor, rest = (positive - 1.0) * y + 1.0, 1.0 - y
+        negative_probability = torch.where(x >= 0, exponential, 1.0) / one_more
+        items = rest * x + factor * (torch.where(x < 0, -x, 0.0) + det_log(one_more))
+        return torch.where(x.isnan(), x, items), torch.where(x.isnan(), x, rest - factor * negative_probability)
     items = (torch.where(x > 0, x, 0.0) - x * y) + det_log(one_more)
     probability = torch.where(x >= 0, 1.0 / one_more, exponential / one_more)
     return torch.where(x.isnan(), x, items), torch.where(x.isnan(), x, probability - y)
@@ -81,8 +89,10 @@ LOSSES: dict[str, Callable[..., tuple[Tensor, Tensor]]] = {
 
 class _Items(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, x, y, kind, parameters):
+    def forward(ctx, x, y, kind, parameters, weight):
         items, derivative = LOSSES[kind](x, y, *parameters)
+        if weight is not None:
+            items, derivative = weight * items, weight * derivative
         ctx.save_for_backward(derivative)
         return canonical_nan(items)
 
@@ -90,20 +100,23 @@ class _Items(torch.autograd.Function):
     @once_differentiable
     def backward(ctx, gradient):
         (derivative,) = ctx.saved_tensors
-        return canonical_nan(gradient * derivative), None, None, None
+        return canonical_nan(gradient * derivative), None, None, None, None
 
 
-def loss_items(kind: str, x: Tensor, y: Tensor, *parameters: float) -> Tensor:
+def loss_items(
+    kind: str, x: Tensor, y: Tensor, *parameters: float | Tensor | None, weight: Tensor | None = None
+) -> Tensor:
     """The loss of each element; differentiable once in x.
 
     Args:
         kind: a key of LOSSES.
         x: predictions, float32, any shape.
         y: targets, the same shape and dtype, without gradient.
-        parameters: beta of smooth_l1, delta of huber.
+        parameters: beta of smooth_l1, delta of huber, pos_weight of bce_logits.
+        weight: float32 that broadcasts to x's shape, without gradient, like pos_weight; or None.
 
     Raises:
-        InputError: shapes or dtypes that differ, or a target with a gradient.
+        InputError: shapes or dtypes that differ, or a target or weight with a gradient.
     """
     if x.dtype != torch.float32 or y.dtype != torch.float32:
         raise InputError(f"the {kind} loss takes float32 predictions and targets, got {x.dtype} and {y.dtype}")
@@ -114,7 +127,23 @@ def loss_items(kind: str, x: Tensor, y: Tensor, *parameters: float) -> Tensor:
         )
     if y.requires_grad:
         raise InputError(f"the targets of the {kind} loss require a gradient; detach them")
-    return _Items.apply(x, y, kind, parameters)
+    for name, tensor in [("weight", weight), *(("pos_weight", value) for value in parameters)]:
+        if isinstance(tensor, Tensor):
+            _check_weight(kind, name, tensor, x)
+    return _Items.apply(x, y, kind, parameters, weight)
+
+
+def _check_weight(kind: str, name: str, weight: Tensor, x: Tensor) -> None:
+    if weight.dtype is not torch.float32 or weight.requires_grad or not _broadcasts(weight.shape, x.shape):
+        what = f"{weight.dtype} {list(weight.shape)}" + (" with a gradient" if weight.requires_grad else "")
+        raise InputError(
+            f"the {kind} loss takes a {name} of float32 without gradient that broadcasts to the predictions' shape "
+            f"{list(x.shape)}, got {what}"
+        )
+
+
+def _broadcasts(small: torch.Size, large: torch.Size) -> bool:
+    return len(small) <= len(large) and all(a in (1, b) for a, b in zip(reversed(small), reversed(large), strict=False))
 
 
 def _like(value: float, tensor: Tensor) -> Tensor:

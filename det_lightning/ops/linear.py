@@ -21,6 +21,9 @@ class DigitSink(Protocol):
     def digits(self, parameter: torch.Tensor) -> torch.Tensor | None:
         """int64 [*parameter.shape, NB] to add into, or None: this micro-batch has weight zero."""
 
+    def added(self, parameter: torch.Tensor) -> None:
+        """What `digits` handed out last has been added to."""
+
 
 class _Linear(torch.autograd.Function):
     @staticmethod
@@ -44,8 +47,10 @@ class _Linear(torch.autograd.Function):
         else:
             if needs_weight and (digits := ctx.sink.digits(weight)) is not None:
                 add_gemm_digits(digits, upstream.t(), x.t())
+                ctx.sink.added(weight)
             if needs_bias and (digits := ctx.sink.digits(ctx.bias)) is not None:
                 add_sum_digits(digits, upstream, dim=0)
+                ctx.sink.added(ctx.bias)
         return grad_x, grad_weight, grad_bias, None
 
 

@@ -5,10 +5,12 @@ from torch.autograd.function import once_differentiable
 
 from ..arithmetic.formats import NB
 from ..errors import InputError
-from ..kernels.dispatch import check_tensor, kernels_of
+from ..kernels.dispatch import FLOAT_DTYPES, check_tensor, kernels_of
 from .digits import output_form, zero_digits
 from .gemm import ENGINES, compute_gemm, det_gemm, det_gemm_partial
 from .registration import is_traced
+
+_GEMM = kernels_of("gemm")
 
 
 def det_matmul(
@@ -20,9 +22,11 @@ def det_matmul(
     strides and sizes. Returns `dtype` (None: float32). `engine` as for `det_gemm`. Raises InputError for other dtypes,
     devices or shapes.
     """
-    left, right = _as_matrices("det_matmul", a, b)
     dtype = torch.float32 if dtype is None else dtype
-    output_form("det_matmul", dtype)
+    form = output_form("det_matmul", dtype)
+    if engine in ENGINES and _are_plain_matrices(a, b):
+        return _GEMM.gemm(a, b.t(), None, form, engine)
+    left, right = _as_matrices("det_matmul", a, b)
     out = _batched(left, right, a, b, dtype, engine)
     if a.dim() == 1:
         out = out.squeeze(-2)
@@ -46,6 +50,22 @@ def det_matmul_partial(a: torch.Tensor, b: torch.Tensor, *, engine: str = "auto"
     if a.dim() == 1:
         digits = digits.squeeze(-3)
     return digits.squeeze(-2) if b.dim() == 1 else digits
+
+
+def _are_plain_matrices(a: torch.Tensor, b: torch.Tensor) -> bool:
+    """Whether nothing is left to check or to record: small products would wait for more questions than these."""
+    return (
+        isinstance(a, torch.Tensor)
+        and isinstance(b, torch.Tensor)
+        and len(of_a := a.shape) == 2 == len(of_b := b.shape)
+        and of_a[1] == of_b[0]
+        and a.dtype in FLOAT_DTYPES
+        and b.dtype in FLOAT_DTYPES
+        and (a.is_cuda or a.is_cpu)
+        and (b.is_cuda or b.is_cpu)
+        and a.layout is b.layout is torch.strided
+        and not is_traced(a, b)
+    )
 
 
 def _as_matrices(operation: str, a: torch.Tensor, b: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -74,11 +94,7 @@ def _leading_sizes(operation: str, left, right, a, b) -> torch.Size:
 def _batched(left, right, a, b, dtype, engine) -> torch.Tensor:
     rows, terms, columns = left.shape[-2], left.shape[-1], right.shape[-1]
     if left.dim() == right.dim() == 2:
-        other = right.t()
-        if engine not in ENGINES or is_traced(left, other):
-            return det_gemm(left, other, dtype=dtype, engine=engine)
-        # What det_gemm would check has been checked.
-        return kernels_of("gemm").gemm(left, other, None, output_form("det_matmul", dtype), engine)
+        return det_gemm(left, right.t(), dtype=dtype, engine=engine)
     if right.dim() == 2:
         # One product: the leading dimensions of `a` are more rows.
         flat = left.reshape(left.shape[:-1].numel(), terms)
@@ -107,7 +123,7 @@ def _compute_products(x: torch.Tensor, w: torch.Tensor, dtype: torch.dtype, engi
     if engine not in ENGINES:
         raise InputError(f"det_matmul: engine is {engine!r}; allowed: {', '.join(ENGINES)}; all give the same bits")
     if x.is_cuda and w.is_cuda:
-        return kernels_of("gemm").gemm(x, w, None, output_form("det_matmul", dtype), engine)
+        return _GEMM.gemm(x, w, None, output_form("det_matmul", dtype), engine)
     out = torch.empty((x.shape[0], x.shape[1], w.shape[1]), dtype=dtype, device=x.device)
     for target, one, other in zip(out, x, w, strict=True):
         target.copy_(compute_gemm(one, other, None, dtype, engine))

@@ -11,10 +11,10 @@ from torch.autograd.function import once_differentiable
 from torch.overrides import handle_torch_function, has_torch_function
 
 from ..errors import InputError
-from .digits import digits_value
+from .digits import det_finalize, digits_value
 from .loss import exact_mean as mean_of_all
 from .quotient import det_quotient
-from .reduction import det_sum_partial
+from .reduction import Dim, det_sum_partial, reduced_dims
 
 
 class _Undivided(torch.autograd.Function):
@@ -78,6 +78,34 @@ def item_digits(values: torch.Tensor) -> torch.Tensor:
     return det_sum_partial(values.detach().reshape(-1), dim=0)
 
 
+class _MeanOver(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, dims):
+        kept = [1 if d in dims else size for d, size in enumerate(x.shape)]
+        count = 1
+        for d in dims:
+            count *= x.shape[d]
+        ctx.shape, ctx.kept, ctx.count = x.shape, kept, count
+        return det_finalize(det_sum_partial(x.detach(), dim=dims), dtype=x.dtype, denominator=count).view(kept)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, gradient):
+        count = torch.tensor(float(ctx.count), dtype=gradient.dtype, device=gradient.device)
+        return (gradient / count).view(ctx.kept).expand(ctx.shape), None
+
+
+def mean_over(x: torch.Tensor, dim: Dim, *, keepdim: bool = False) -> torch.Tensor:
+    """The mean over `dim` (None: all): exact sum, exact count, one rounding; backward RN(g / count). For what holds no
+    samples: nothing waits for a global batch here.
+
+    Raises InputError for a dimension that x lacks, or another dtype than float32, bfloat16 or float16.
+    """
+    dims = reduced_dims("mean_over", x, dim)
+    out = _MeanOver.apply(x, dims)
+    return out if keepdim else out.view([size for d, size in enumerate(x.shape) if d not in dims])
+
+
 def exact_mean(values: torch.Tensor, mask: torch.Tensor | None = None) -> torch.Tensor:
     """The mean of per-item losses: exact sum, exact count, one rounding. Under `strategy="det"` it is the mean over the
     items of the whole global batch.
@@ -90,7 +118,7 @@ def exact_mean(values: torch.Tensor, mask: torch.Tensor | None = None) -> torch.
         A tensor without dimensions; the mean of nothing is NaN.
 
     Raises:
-        InputError: another dtype or shape.
+        InputError: another dtype, shape or device.
     """
     operands = (values,) if mask is None else (values, mask)
     if has_torch_function(operands):
@@ -107,4 +135,9 @@ def check_mask(values: torch.Tensor, mask: torch.Tensor) -> None:
         raise InputError(
             f"exact_mean takes a bool mask of the values' shape {list(values.shape)}, got {mask.dtype} "
             f"{list(mask.shape)}. Write exact_mean(values, mask.bool().expand_as(values))"
+        )
+    if mask.device != values.device:
+        raise InputError(
+            f"exact_mean takes values and mask on one device, got values on {values.device} and mask on {mask.device}. "
+            f"Write exact_mean(values, mask.to(values.device))"
         )

@@ -7,13 +7,15 @@ import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, IterableDataset
 
+from det_lightning.distributed.declared_stream import StreamOrder
 from det_lightning.distributed.listed_order import ListedOrder, Listing, listed_order
 from det_lightning.distributed.sample_order import SampleOrder, Slice
 from det_lightning.distributed.slice_loader import SliceLoader, SliceSampler, check_loader, is_shuffled, own_sampler
-from det_lightning.errors import InputError, UncoveredError
+from det_lightning.errors import UncoveredError
 from det_lightning.ledger.digest import value_digest
+from det_lightning.strategies.accumulation import Accumulation, accumulation_of, follow
 from det_lightning.strategies.resume import Stamp
 
 
@@ -30,10 +32,18 @@ class TrainingData:
         self.order: SampleOrder | None = None
         self._loader: SliceLoader | None = None
 
-    def _step_size(self, loader: DataLoader, parts: int) -> int | None:
+    def _step_size(self, loader: DataLoader, accumulation: Accumulation, world_size: int) -> int | None:
         if self._global_batch is not None or loader.batch_size is None:
             return self._global_batch
-        return parts * loader.batch_size
+        return accumulation.step_size(loader.batch_size, world_size)
+
+    @property
+    def seed(self) -> int:
+        return self._seed if self._seed is not None else int(os.environ.get("PL_GLOBAL_SEED", 0))
+
+    def take(self, loader: SliceLoader) -> None:
+        """This is the training loader."""
+        self._loader, self.order = loader, loader.slice_sampler.order
 
     def place(self) -> tuple[int, int]:
         """(epoch, step within it) that comes next."""
@@ -77,49 +87,76 @@ class TrainingData:
                 f'strategy="det" trains on one torch.utils.data.DataLoader, got {type(loader).__name__}.'
             )
         check_loader(loader)
-        accumulate = trainer.accumulate_grad_batches
-        _check_limits(trainer, accumulate)
+        accumulation = accumulation_of(trainer)
         limit = trainer.limit_train_batches
-        most_steps = limit // accumulate if isinstance(limit, int) else None
-        seed = self._seed if self._seed is not None else int(os.environ.get("PL_GLOBAL_SEED", 0))
-        own = own_sampler(loader)
-        if own is not None:
-            self.order = listed_order(
-                Listing(own[0], batched=own[1], seed=seed, told=(loader.sampler,)),
-                global_batch=self._step_size(loader, world_size * accumulate),
-                drop_last=loader.drop_last,
-                most_steps=most_steps,
-                arrangement=self.arrangement,
-            )
-            _check_listing(self.order)
-        else:
-            self.order = SampleOrder(
-                samples=len(loader.dataset),
-                global_batch=self._step_size(loader, world_size * accumulate),
-                seed=seed,
-                shuffle=is_shuffled(loader) and not trainer.overfit_batches,
-                drop_last=loader.drop_last,
-                most_steps=most_steps,
-                arrangement=self.arrangement,
-            )
+        accumulation.check_limit(limit)
+        most_steps = limit // accumulation.values[0] if isinstance(limit, int) else None
+        order = order_of(
+            loader,
+            global_batch=self._step_size(loader, accumulation, world_size),
+            seed=self.seed,
+            most_steps=most_steps,
+            arrangement=self.arrangement,
+            reshuffled=not trainer.overfit_batches,
+        )
+        check_listing(order)
         if resumed is not None:
-            resumed.check(self.order)
+            resumed.check(order)
         automatic = trainer.lightning_module.automatic_optimization
         progress = trainer.fit_loop.epoch_loop.batch_progress
         sampler = SliceSampler(
-            self.order,
+            order,
             world_size=world_size,
             rank=rank,
-            accumulate=accumulate,
+            accumulate=accumulation.at,
             # Under manual optimization a batch makes as many optimizer steps as it likes.
             steps_done=lambda: trainer.global_step if automatic else progress.total.completed,
+            on_epoch=(lambda batches: follow(trainer, batches)) if len(set(accumulation.values)) > 1 else None,
         )
-        self._loader = SliceLoader(loader, sampler, value_digest if record_samples else None, may_draw=False)
-        return self._loader
+        cut = SliceLoader(loader, sampler, value_digest if record_samples else None, may_draw=False)
+        self.take(cut)
+        return cut
 
 
-def _check_listing(order: ListedOrder) -> None:
-    """Raises UncoveredError unless the sampler lists the same on every rank."""
+def order_of(
+    loader: DataLoader,
+    *,
+    global_batch: int | None,
+    seed: int,
+    most_steps: int | None = None,
+    arrangement: int | None = None,
+    reshuffled: bool = True,
+) -> SampleOrder:
+    """The order in which a training loader's samples are taken.
+
+    Args:
+        global_batch: None where a batch sampler of the user's own says it.
+        reshuffled: whether a loader that shuffles is to.
+    """
+    own = own_sampler(loader)
+    if own is not None:
+        listing = Listing(own[0], batched=own[1], seed=seed, told=(loader.sampler,))
+        rest = {"drop_last": loader.drop_last, "most_steps": most_steps, "arrangement": arrangement}
+        return listed_order(listing, global_batch=global_batch, **rest)
+    return _kind_of_order(loader)(
+        samples=len(loader.dataset),
+        global_batch=global_batch,
+        seed=seed,
+        shuffle=is_shuffled(loader) and reshuffled,
+        drop_last=loader.drop_last,
+        most_steps=most_steps,
+        arrangement=arrangement,
+    )
+
+
+def _kind_of_order(loader: DataLoader) -> type[SampleOrder]:
+    return StreamOrder if isinstance(loader.dataset, IterableDataset) else SampleOrder
+
+
+def check_listing(order: SampleOrder) -> None:
+    """Raises UncoveredError unless the user's sampler, if there is one, lists the same on every rank."""
+    if not isinstance(order, ListedOrder):
+        return
     mine = order.listing.digest(0)
     if not dist.is_initialized() or dist.get_world_size() == 1:
         return
@@ -147,8 +184,9 @@ def check_fetching(trainer: Any) -> None:
         )
 
 
-def evaluation_loader(loader: object, *, world_size: int, rank: int) -> object:
-    """Each sample exactly once over all ranks; a rank without samples gets the batch's first with weight zero.
+def evaluation_loader(loader: object, *, world_size: int, rank: int, stand_ins: bool = True) -> SliceLoader:
+    """Each sample exactly once over all ranks; with `stand_ins`, a rank without samples gets the batch's first, which is to
+    count for nothing.
 
     With drop_last the samples that fill no batch of the loader are left out, the same ones at every world size.
     """
@@ -160,21 +198,12 @@ def evaluation_loader(loader: object, *, world_size: int, rank: int) -> object:
         listing = Listing(own[0], batched=own[1], seed=0, told=(loader.sampler,))
         size = None if loader.batch_size is None else world_size * loader.batch_size
         order = listed_order(listing, global_batch=size, drop_last=loader.drop_last, most_steps=None, arrangement=None)
-        return SliceLoader(loader, SliceSampler(order, world_size=world_size, rank=rank, accumulate=1))
-    samples = len(loader.dataset)
-    order = SampleOrder(
-        samples=samples - samples % loader.batch_size if loader.drop_last else samples,
-        global_batch=world_size * loader.batch_size,
-        shuffle=is_shuffled(loader),
-    )
-    return SliceLoader(loader, SliceSampler(order, world_size=world_size, rank=rank, accumulate=1))
-
-
-def _check_limits(trainer: Any, accumulate: int) -> None:
-    limit = trainer.limit_train_batches
-    cuts = limit % accumulate if isinstance(limit, int) else limit != 1.0
-    if cuts:
-        raise InputError(
-            f"limit_train_batches={limit} may end an epoch inside an optimizer step of {accumulate} micro-batches. "
-            f"Pass a whole number of batches that is a multiple of accumulate_grad_batches, or max_steps."
+    else:
+        samples = len(loader.dataset)
+        order = _kind_of_order(loader)(
+            samples=samples - samples % loader.batch_size if loader.drop_last else samples,
+            global_batch=world_size * loader.batch_size,
+            shuffle=is_shuffled(loader),
         )
+    sampler = SliceSampler(order, world_size=world_size, rank=rank, accumulate=1, stand_ins=stand_ins)
+    return SliceLoader(loader, sampler)

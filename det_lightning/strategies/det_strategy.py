@@ -12,7 +12,6 @@ from datetime import timedelta
 from typing import Any, Literal
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 
 from det_lightning.distributed.metric_reduce import reduce_metric
@@ -21,10 +20,12 @@ from det_lightning.layers.convert import convert, refuse_hooks, restore
 from det_lightning.layers.function_mode import FunctionMode
 from det_lightning.optim.stepping import check_optimizer
 from det_lightning.strategies import resume
+from det_lightning.strategies.accumulation import accumulation_of
 from det_lightning.strategies.batch_hooks import BatchMarks, cover_before_transfer, uncover_before_transfer
 from det_lightning.strategies.data import TrainingData, check_fetching, evaluation_loader
 from det_lightning.strategies.exact_results import ExactCollection, make_exact, make_stock
 from det_lightning.strategies.stand_in import surroundings
+from det_lightning.strategies.start import broadcast_state, check_subnormals
 from det_lightning.strategies.step import StepMixin
 
 ARITHMETIC = "det"
@@ -89,7 +90,7 @@ class DetStrategyMixin(StepMixin):
 
     def setup(self, trainer) -> None:
         _check_trainer(trainer, self.root_device)
-        _check_subnormals()
+        check_subnormals()
         if trainer.state.fn.value != "predict":
             # Lightning would replace the user's order before process_dataloader sees it.
             self._connector = trainer._accelerator_connector
@@ -101,9 +102,7 @@ class DetStrategyMixin(StepMixin):
 
     def configure_ddp(self) -> None:
         """No wrapper; but every rank starts from rank 0's state, as under ddp."""
-        with torch.no_grad():
-            for tensor in [*self.model.parameters(), *self.model.buffers()]:
-                _broadcast(tensor.detach())
+        broadcast_state(self.model)
 
     def setup_optimizers(self, trainer) -> None:
         super().setup_optimizers(trainer)
@@ -115,7 +114,10 @@ class DetStrategyMixin(StepMixin):
     def on_train_start(self) -> None:
         super().on_train_start()
         refuse_hooks(self.lightning_module)  # callbacks may have added some since setup
-        check_fetching(self.lightning_module.trainer)
+        trainer = self.lightning_module.trainer
+        check_fetching(trainer)
+        # Lightning's scheduler sets it when an epoch begins, not when a run goes on within one.
+        trainer.accumulate_grad_batches = accumulation_of(trainer).at(self.training_data.place()[0])
         self._go_on_logging()
         self._clear_step()
         cover_before_transfer(self.lightning_module, lambda: self._mode(sink=None, phase="before transfer"))
@@ -229,18 +231,8 @@ class DetStrategyMixin(StepMixin):
         trainer = self.lightning_module.trainer
         if trainer.state.fn.value == "fit":
             self._logged = checkpoint.get(resume.KEY, {}).get(resume.LOGGED)
-            self._resumed = resume.take_over(
-                checkpoint, trainer.accumulate_grad_batches, by_steps=trainer.max_steps != -1
-            )
+            self._resumed = resume.take_over(checkpoint, accumulation_of(trainer).at, by_steps=trainer.max_steps != -1)
         return checkpoint
-
-
-def _broadcast(tensor: Tensor) -> None:
-    """The first rank's values on every rank; through a contiguous copy of a format that every backend moves."""
-    whole = torch.view_as_real(tensor) if tensor.is_complex() else tensor
-    sent = (whole.to(torch.uint8) if whole.dtype is torch.bool else whole).contiguous()
-    dist.broadcast(sent, src=0)
-    whole.copy_(sent)
 
 
 def _logging_loops(trainer) -> list[Any]:
@@ -252,23 +244,4 @@ def _check_trainer(trainer, device: torch.device) -> None:
     if device.type not in ("cpu", "cuda"):
         raise UncoveredError(
             f'strategy="det" computes on CPU and CUDA, not on {device}. Pass Trainer(accelerator="cpu") or "gpu".'
-        )
-    if trainer.state.fn.value != "fit":
-        return
-    for callback in trainer.callbacks:
-        if type(callback).__name__ == "GradientAccumulationScheduler":
-            raise UncoveredError(
-                'the callback GradientAccumulationScheduler is not covered by strategy="det": it changes the global batch '
-                "from epoch to epoch, while the order of samples is cut into steps of one size. Train in several fits, each "
-                "with DetStrategy(global_batch=...) and the weights of the one before; accumulation itself moves no bit."
-            )
-
-
-def _check_subnormals() -> None:
-    """A library that switches flush-to-zero on would change results without a trace."""
-    tiny = torch.full((1 << 16,), 2.0**-149)
-    if not bool((tiny * 1.0 == tiny).all()):
-        raise UncoveredError(
-            "this process flushes subnormal numbers to zero, so results would depend on which library was imported "
-            "first. Call torch.set_flush_denormal(False), or find the library built with -ffast-math."
         )

@@ -10,9 +10,12 @@ import importlib.abc
 import sys
 from types import ModuleType
 
+# Module of Lightning -> its registry, our module, our class.
 _STRATEGY_MODULES = {
-    "lightning.pytorch.strategies": "det_lightning.strategies.lightning_strategy",
-    "pytorch_lightning.strategies": "det_lightning.strategies.pytorch_lightning_strategy",
+    "lightning.pytorch.strategies": ("StrategyRegistry", "lightning_strategy", "DetStrategy"),
+    "pytorch_lightning.strategies": ("StrategyRegistry", "pytorch_lightning_strategy", "DetStrategy"),
+    "lightning.fabric.strategies": ("STRATEGY_REGISTRY", "fabric_of_lightning", "FabricDetStrategy"),
+    "lightning_fabric.strategies": ("STRATEGY_REGISTRY", "fabric_alone", "FabricDetStrategy"),
 }
 START_METHODS = {
     "det": "popen",
@@ -25,12 +28,12 @@ START_METHODS = {
 
 
 def _register(module: ModuleType) -> None:
-    target = _STRATEGY_MODULES[module.__name__]
+    registry_name, target, strategy = _STRATEGY_MODULES[module.__name__]
 
     def make(**arguments):
-        return importlib.import_module(target).DetStrategy(**arguments)
+        return getattr(importlib.import_module(f"det_lightning.strategies.{target}"), strategy)(**arguments)
 
-    registry = module.StrategyRegistry
+    registry = getattr(module, registry_name)
     for name, start_method in START_METHODS.items():
         if name not in registry:
             description = f"Same bits at any world size, launched by {start_method}"

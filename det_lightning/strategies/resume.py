@@ -1,5 +1,6 @@
 """What a checkpoint says of the run's order, and how a resumed run takes it over at another split."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -56,10 +57,11 @@ def _lasting(order: SampleOrder) -> dict[str, int | bool]:
     return {**{name: getattr(order, name) for name in names}, "steps_per_epoch": order.steps, **listed}
 
 
-def take_over(checkpoint: dict[str, Any], accumulate: int, *, by_steps: bool) -> Stamp | None:
+def take_over(checkpoint: dict[str, Any], accumulate: Callable[[int], int], *, by_steps: bool) -> Stamp | None:
     """Rewrites Lightning's progress, which counts micro-batches, to this run's accumulation.
 
     Args:
+        accumulate: micro-batches of a step, by epoch.
         by_steps: the resumed run has a limit of steps (Trainer(max_steps=...)).
 
     Returns:
@@ -85,17 +87,30 @@ def take_over(checkpoint: dict[str, Any], accumulate: int, *, by_steps: bool) ->
     except TypeError as error:
         raise InputError(f"the checkpoint's {KEY!r} entry is not one that this version writes: {error}") from error
     if progress is not None:
-        for count in (progress["current"], progress["total"]):
-            ready = count["ready"]
-            if ready % resumed.accumulate:
-                raise InputError(
-                    f"the checkpoint stands at micro-batch {ready}, inside an optimizer step of "
-                    f"{resumed.accumulate} micro-batches; resume from one saved after a whole step."
-                )
-            scaled = ready // resumed.accumulate * accumulate
-            count.update({name: scaled - (ready - count[name]) for name in _TRACKERS})
+        by_hand = checkpoint["loops"]["fit_loop"]["epoch_loop.manual_optimization.optim_step_progress"]
+        if not by_hand["total"]["completed"]:  # there a batch makes as many steps as it likes, and nothing accumulates
+            _rescale(progress, resumed, accumulate, checkpoint["global_step"])
         _reopen_epoch(checkpoint)
     return resumed
+
+
+def _rescale(progress: dict[str, Any], saved: Stamp, accumulate: Callable[[int], int], steps_done: int) -> None:
+    """Batches of this epoch, and of all before it, as this run would have counted them."""
+    ready = progress["current"]["ready"]
+    if ready % saved.accumulate:
+        raise InputError(
+            f"the checkpoint stands at micro-batch {ready}, inside an optimizer step of "
+            f"{saved.accumulate} micro-batches; resume from one saved after a whole step."
+        )
+    steps = ready // saved.accumulate
+    epoch = max(steps_done - steps, 0) // max(saved.steps_per_epoch, 1)
+    current = steps * accumulate(epoch)
+    before = progress["total"]["ready"] - ready
+    if before:  # each epoch with its own
+        before = sum(saved.steps_per_epoch * accumulate(past) for past in range(epoch))
+    for name, scaled in (("current", current), ("total", before + current)):
+        count = progress[name]
+        count.update({tracker: scaled - (count["ready"] - count[tracker]) for tracker in _TRACKERS})
 
 
 def back_to_whole_step(checkpoint: dict[str, Any], accumulate: int) -> None:

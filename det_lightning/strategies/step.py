@@ -11,7 +11,7 @@ from typing import Any
 
 from torch import Tensor
 
-from det_lightning.distributed.reducer import GradientReducer, MeanPart
+from det_lightning.distributed.reducer import GradientReducer
 from det_lightning.distributed.replicas import check_replicas
 from det_lightning.distributed.sample_order import Slice
 from det_lightning.errors import UncoveredError
@@ -22,6 +22,7 @@ from det_lightning.layers.loss_terms import MOST_MEANS
 from det_lightning.layers.random_places import RandomPlaces
 from det_lightning.ops.canonical import canonical_nan
 from det_lightning.optim.gradient_norm import gradient_norm
+from det_lightning.strategies.backward_passes import add_loss, backward_passes
 from det_lightning.strategies.stand_in import surroundings
 
 
@@ -97,8 +98,7 @@ class StepMixin:
     def _take(self, plan: LossPlan) -> None:
         """Adds the values of a loss to those of the step."""
         self._plan = plan
-        parts = [MeanPart(mean.digits, mean.denominator, mean.total) for mean in plan.means]
-        self._reducer.add_loss(parts, plan.groups, plan.structure, plan.pattern)
+        add_loss(plan, self._reducer)
         if self._digest is not None:
             self._reducer.add_sample_digest(self._digest)
             self._digest = None
@@ -108,6 +108,8 @@ class StepMixin:
         module = self.lightning_module
         automatic = module.automatic_optimization
         named = [(name, p) for name, p in module.named_parameters() if p.requires_grad or not automatic]
+        if self._reducer is not None:
+            self._reducer.forget_functions()
         if self._reducer is None or [id(p) for _, p in named] != [id(p) for _, p in self._reducer.parameters]:
             # By hand one freezes parameters within a step, and runs several graphs forward before one backward.
             options = {"announced": automatic, "frozen_too": not automatic}
@@ -155,12 +157,11 @@ class StepMixin:
 
     def _collect(self, optimizer: Any, args: tuple, kwargs: dict[str, Any], *, last: bool) -> None:
         """The backward passes of one loss, which leave their digits in the reducer."""
-        module, plan = self.lightning_module, self._plan
-        for group in range(len(plan.groups)):
-            again = {"retain_graph": True} if group + 1 < len(plan.groups) else {}
-            self._reducer.begin(group, last=last)
+        module = self.lightning_module
+
+        def backward(loss: Tensor, again: dict[str, Any]) -> None:
             try:
-                self.precision_plugin.backward(plan.partial(group), module, optimizer, *args, **{**kwargs, **again})
+                self.precision_plugin.backward(loss, module, optimizer, *args, **{**kwargs, **again})
             except TypeError as error:
                 if "retain_graph" not in str(error) or not again:
                     raise
@@ -169,17 +170,14 @@ class StepMixin:
                     f"{type(module).__name__}.backward does not take retain_graph. Write backward(self, loss, *args, "
                     "**kwargs): loss.backward(*args, **kwargs)."
                 ) from error
-            self._reducer.end()
-        for name, parameter in module.named_parameters():
-            if parameter.grad is not None:
-                raise UncoveredError(
-                    f"the parameter {name} received a gradient that was already summed and rounded over the "
-                    f"micro-batch. Use it through nn.Linear or F.linear, or freeze it (requires_grad_(False))."
-                )
+
+        backward_passes(self._plan, self._reducer, module.named_parameters(), backward, last=last)
 
     def _reduce(self, optimizer: Any) -> None:
         means, digest = self._reducer.reduce()
         penalties = self._plan.partial(None)
+        again = penalties is not None or not self.lightning_module.automatic_optimization
+        self._reducer.functions.backward(keep=again)
         if penalties is not None:  # once a step, the same on every rank
             self.precision_plugin.backward(penalties, self.lightning_module, optimizer)
         self.step_facts = StepFacts(

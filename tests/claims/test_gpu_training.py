@@ -1,5 +1,6 @@
 """Trainings on GPUs have the bytes of the same trainings on the CPU, at every split."""
 
+import traceback
 from dataclasses import replace
 from functools import cache
 
@@ -8,9 +9,9 @@ import torch
 import torch.nn.functional as F
 
 from det_lightning.strategies.given_ranks import free_port
-from tests.claims import test_combinations, test_logging, test_losses, test_manual, test_random
+from tests.claims import test_combinations, test_logging, test_losses, test_manual, test_parameters, test_random
 from tests.claims.processes import on_ranks
-from tests.claims.trainings import Network, Outcome, Run, Split, train_each
+from tests.claims.trainings import Network, Outcome, Run, Split, train, train_each
 
 pytestmark = pytest.mark.cuda
 
@@ -42,7 +43,7 @@ RUNS = {
 }
 
 
-# Every loss, optimizer and precision, random numbers, logged values and manual optimization.
+# Every loss, optimizer and precision, uses of parameters, random numbers, logged values and manual optimization.
 RUNS |= {f"loss: {name}": test_losses.run_of(name, Split(1, 24, 1)) for name in test_losses.LOSSES}
 RUNS |= {
     " ".join(case): test_combinations.run_of(*case, Split(1, 24, 1))
@@ -54,20 +55,37 @@ RUNS |= {
     "checkpointing": replace(test_random.RUN, build=test_random.Checkpointed),
     "logging": replace(test_logging.RUN, trainer=test_logging.TRAINER),
 }
+RUNS |= {
+    f"parameters: {name}": test_parameters.run_of(name, Split(1, 24, 1), samples=60, options={})
+    for name in test_parameters.USES
+}
 BY_HAND = {"manual": test_manual.RUN}  # without accumulation
 
 
-def outcomes(accelerator: str, split: Split) -> dict[str, Outcome]:
+def try_each(rank: int, world_size: int, port: int, runs: list[Run], ports: list[int]) -> list[Outcome | str]:
+    """Several trainings on one rank, one after another; for one that failed, why."""
+    results = []
+    for other, run in zip([port, *ports], runs, strict=True):
+        try:
+            results.append(train(rank, world_size, other, run))
+        except Exception:
+            results.append(traceback.format_exc(limit=-4))
+    return results
+
+
+def outcomes(accelerator: str, split: Split) -> dict[str, Outcome | str]:
     """Every run on every rank of one group of processes; what rank 0 saw."""
     named = RUNS | (BY_HAND if split.accumulate == 1 else {})
     runs = [replace(run, split=split, trainer={**run.trainer, "accelerator": accelerator}) for run in named.values()]
-    ranks = on_ranks(split.world_size, train_each, runs, [free_port() for _ in runs[1:]])
+    ranks = on_ranks(split.world_size, try_each, runs, [free_port() for _ in runs[1:]])
     return dict(zip(named, ranks[0], strict=True))
 
 
 @cache
 def on_cpu() -> dict[str, Outcome]:
-    return outcomes("cpu", Split(1, 24, 1))
+    found = outcomes("cpu", Split(1, 24, 1))
+    assert not [name for name, outcome in found.items() if isinstance(outcome, str)]
+    return found
 
 
 def differences(found: dict[str, Outcome], expected: dict[str, Outcome]) -> list[str]:
@@ -75,6 +93,9 @@ def differences(found: dict[str, Outcome], expected: dict[str, Outcome]) -> list
     result = []
     for name, outcome in expected.items():
         if name not in found:
+            continue
+        if isinstance(found[name], str):
+            result.append(f"{name}: {found[name]}")
             continue
         for part in ("weights", "losses"):
             pairs = zip(getattr(found[name], part), getattr(outcome, part), strict=True)

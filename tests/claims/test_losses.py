@@ -30,10 +30,15 @@ def real_targets(count: int) -> TensorDataset:
     )
 
 
+def weights_for(x: torch.Tensor) -> torch.Tensor:
+    """The class weights on the device of the batch."""
+    return WEIGHTS.to(x.device)
+
+
 def tokens(self, x, classes, lengths):
     """Three places a sample, of which the first `lengths` count; logits [n, 3, C] and targets [n, 3]."""
     logits = self(torch.stack([x, x * 0.5, x - 1.0], dim=1))
-    kept = torch.arange(3) < lengths.unsqueeze(1)
+    kept = torch.arange(3, device=x.device) < lengths.unsqueeze(1)
     return logits, torch.where(kept, classes.clamp(min=0).unsqueeze(1), -100), kept
 
 
@@ -61,14 +66,20 @@ LOSSES = {
     "bce_logits + mse": lambda self, x, p, c, n: (
         F.binary_cross_entropy_with_logits(self(x), p) + 0.25 * F.mse_loss(self(x), p)
     ),
+    "bce, weighted": lambda self, x, p, c, n: F.binary_cross_entropy_with_logits(
+        self(x), p, weight=(n + 1).float().unsqueeze(1) / 3, pos_weight=weights_for(x)
+    ),
+    "mse, weighted": lambda self, x, p, c, n: F.mse_loss(self(x), p, weight=(n.unsqueeze(1) * p)),
     "ignored classes": lambda self, x, p, c, n: F.cross_entropy(self(x), c),
-    "class weights": lambda self, x, p, c, n: F.cross_entropy(self(x), c, weight=WEIGHTS),
+    "class weights": lambda self, x, p, c, n: F.cross_entropy(self(x), c, weight=weights_for(x)),
     "label smoothing": lambda self, x, p, c, n: F.cross_entropy(self(x), c, label_smoothing=0.1),
     "weights and smoothing": lambda self, x, p, c, n: (
-        F.cross_entropy(self(x), c, weight=WEIGHTS, label_smoothing=0.2) / 3
+        F.cross_entropy(self(x), c, weight=weights_for(x), label_smoothing=0.2) / 3
     ),
-    "class probabilities": lambda self, x, p, c, n: F.cross_entropy(self(x), p, weight=WEIGHTS, label_smoothing=0.1),
-    "nll": lambda self, x, p, c, n: F.nll_loss(F.log_softmax(self(x), dim=1), c, weight=WEIGHTS),
+    "class probabilities": lambda self, x, p, c, n: F.cross_entropy(
+        self(x), p, weight=weights_for(x), label_smoothing=0.1
+    ),
+    "nll": lambda self, x, p, c, n: F.nll_loss(F.log_softmax(self(x), dim=1), c, weight=weights_for(x)),
     "kl_div": lambda self, x, p, c, n: F.kl_div(F.log_softmax(self(x), dim=-1), p, reduction="batchmean"),
     "a sum": lambda self, x, p, c, n: 0.01 * F.cross_entropy(self(x), c, reduction="sum"),
     "values.sum()": lambda self, x, p, c, n: 0.01 * F.mse_loss(self(x), p, reduction="none").sum(),
@@ -77,7 +88,7 @@ LOSSES = {
     "unlike denominators": token_mean_of_each_sample_too,
     "four denominators": lambda self, x, p, c, n: (
         F.cross_entropy(self(x), c)
-        + F.cross_entropy(self(x), c, weight=WEIGHTS)
+        + F.cross_entropy(self(x), c, weight=weights_for(x))
         + F.mse_loss(self(x), p)
         + 0.02 * (self(x) * p).sum()
     ),
@@ -149,3 +160,11 @@ def test_C03_C36_the_stock_strategy_fails_the_same_check():
     )
     a, b = (np.frombuffer(outcome.weights[1], dtype=np.float32) for outcome in (whole, halves))
     assert np.abs(a - b).max() > 1e-4
+
+
+def test_C36_the_stock_strategy_fails_the_same_check_with_item_weights():
+    whole, thirds = (
+        train(0, 1, free_port(), run_of("bce, weighted", split, strategy="ddp"))
+        for split in (Split(1, 12, 1), Split(1, 4, 3))
+    )
+    assert whole.weights[0] == thirds.weights[0] and whole.weights[-1] != thirds.weights[-1]

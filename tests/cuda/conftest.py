@@ -1,5 +1,12 @@
 """The kernels as they are shipped, on host arrays of bits: every call copies in, launches, and copies out."""
 
+import os
+from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor
+from importlib import import_module
+from multiprocessing import get_context
+from pkgutil import iter_modules
+
 import numpy as np
 import pytest
 
@@ -7,7 +14,8 @@ from det_lightning.arithmetic.formats import BFLOAT16, FLOAT16, FLOAT32, NB
 
 torch = pytest.importorskip("torch")
 
-from det_lightning.kernels import cuda_digest, cuda_gemm, cuda_reduction  # noqa: E402
+from det_lightning.kernels import cpu, cuda, cuda_digest, cuda_gemm, cuda_paths, cuda_reduction  # noqa: E402
+from det_lightning.kernels.cpu import amx, machine_code  # noqa: E402
 from det_lightning.kernels.cuda import launch  # noqa: E402
 
 BITS = {FLOAT32: np.uint32, BFLOAT16: np.uint16, FLOAT16: np.uint16}
@@ -80,9 +88,30 @@ class Kernels:
         return cuda_digest.tensor_lanes(tensor.to(DEVICE))
 
 
+def _compile_for_cpu(kernel: tuple[str, str]) -> None:
+    machine_code._object_code(*kernel)
+
+
+def _kernels_of_cpu() -> list[tuple[str, str]]:
+    """Family and name of every kernel of the CPU, to whose results the device's are compared."""
+    found = set()
+    for module in (import_module(f"{cpu.__name__}.{one.name}") for one in iter_modules(cpu.__path__) if not one.ispkg):
+        for value in vars(module).values():
+            several = value.values() if isinstance(value, dict) else (value,)
+            found |= {(one.family, one.name) for one in several if isinstance(one, machine_code.Kernel)}
+    return sorted(kernel for kernel in found if amx.is_available() or "amx" not in kernel[0])
+
+
 @pytest.fixture(scope="session")
-def kernels() -> Kernels:
-    pytest.importorskip("cupy")
+def kernels() -> Iterator[Kernels]:
+    """The kernels, all of them compiled at once, and a CPU that may use all of its cores."""
     if not torch.cuda.is_available():
         pytest.skip("no CUDA device")
-    return Kernels()
+    threads = torch.get_num_threads()
+    with ProcessPoolExecutor(os.cpu_count() // 2 or 1, mp_context=get_context("spawn")) as pool:
+        on_cpu = pool.map(_compile_for_cpu, _kernels_of_cpu())
+        cuda.compile_ahead(0, cuda_paths.variants())
+        list(on_cpu)
+    torch.set_num_threads(max(threads, os.cpu_count() // 2))
+    yield Kernels()
+    torch.set_num_threads(threads)

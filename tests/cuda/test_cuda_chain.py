@@ -3,6 +3,7 @@
 import ctypes
 import re
 import struct
+from itertools import product
 from types import SimpleNamespace
 
 import pytest
@@ -10,7 +11,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from det_lightning.errors import DetError  # noqa: E402
-from det_lightning.kernels import cuda, cuda_chain, cuda_compile, cuda_paths  # noqa: E402
+from det_lightning.kernels import cuda, cuda_chain, cuda_compile, cuda_layout, cuda_paths  # noqa: E402
 from det_lightning.kernels.cuda import Call  # noqa: E402
 from det_lightning.kernels.cuda_layout import CHANGING, Sizes  # noqa: E402
 from det_lightning.kernels.cuda_paths import Form  # noqa: E402
@@ -50,12 +51,13 @@ SITES = [
 ]
 
 
+@pytest.mark.parametrize("engine", ["int8", "float64"])
 @pytest.mark.parametrize(("sizes", "form", "path"), SITES, ids=lambda value: value if isinstance(value, str) else "")
-def test_the_arguments_are_the_fields_of_the_structure(hopper, sizes, form, path):
+def test_the_arguments_are_the_fields_of_the_structure(hopper, sizes, form, path, engine):
     if form.out not in ("windowed",):
         assert cuda_paths.path_of(0, sizes, form) == path
     names = fields_of_a_product()
-    ((chain, *_),) = cuda_paths.prepare(0, sizes, form, 11, path, 1 << 30).chains
+    ((chain, *_),) = cuda_paths.prepare(0, sizes, form, 11, path, 4 << 30, engine).chains
     assert chain.changing == CHANGING == names.index("x_format")
     given = dict(zip(names[CHANGING:], chain.fixed, strict=True))
     assert (given["batches"], given["rows"], given["columns"], given["depth"]) == sizes
@@ -66,11 +68,37 @@ def test_the_arguments_are_the_fields_of_the_structure(hopper, sizes, form, path
 
 
 def test_every_kernel_that_a_path_names_is_in_its_source(hopper):
-    for sizes, form, path in SITES:
-        for chain, *_ in cuda_paths.prepare(0, sizes, form, 11, path, 1 << 30).chains:
+    for (sizes, form, path), engine in product(SITES, ("int8", "float64")):
+        for chain, *_ in cuda_paths.prepare(0, sizes, form, 11, path, 1 << 30, engine).chains:
             for call in chain.calls:
                 text = (cuda_compile.SOURCE_FOLDER / f"{call.source}.cu").read_text(encoding="utf-8")
                 assert re.search(rf"\b{call.kernel}\(const __grid_constant__ Product p\)", text), call.kernel
+
+
+def test_both_engines_differ_in_the_products_and_in_what_stands_around_them(hopper):
+    sizes, form = Sizes(1, 300, 200, 1000), Form(0, 1000, 0, 0, 1000, 0, -1, "float32")
+    of = {}
+    for engine in ("int8", "float64"):
+        ((chain, *_),) = cuda_paths.prepare(0, sizes, form, 11, "steps", 1 << 30, engine).chains
+        of[engine] = chain.calls
+    assert [call.kernel for call in of["int8"]] == [
+        "residue_convert", "residue_gemm_128", "residue_round_plain", "gemm_flagged"
+    ]  # fmt: skip
+    assert [call.kernel for call in of["float64"]] == [
+        "residue_convert", "residue_gemm_float64", "residue_round_plain", "gemm_flagged"
+    ]  # fmt: skip
+    convert, multiply, rounding, _ = of["float64"]
+    assert convert.defines == rounding.defines == (("MODULI", 11), ("FLOAT64_RESIDUES", 1))
+    assert multiply.blocks == (4 * 3 * 2,), "one matrix for every three moduli"
+    assert all(dict(call.defines).get("FLOAT64_RESIDUES") is None for call in of["int8"])
+
+
+def test_the_scratch_of_the_float64_engine_holds_its_residues_and_its_sums():
+    layout = cuda_layout.float64_layout_of(12, Sizes(2, 130, 300, 50))
+    _, x, w, facts, _, products, flags, *_ = layout.places
+    assert (layout.padded_rows, layout.padded_columns, layout.depth_blocks, layout.planes) == (256, 384, 4, 4)
+    assert w - x == 4 * 2 * 256 * 64 * 8 and facts - w == 4 * 2 * 384 * 64 * 8
+    assert flags - products == 4 * 2 * 256 * 384 * 4
 
 
 def test_tiles_of_a_small_workspace_cover_the_product_once(hopper):

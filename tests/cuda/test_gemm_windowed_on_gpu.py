@@ -17,6 +17,13 @@ from .test_products_on_gpu import DATA, any_finite, normal, numbers, outliers  #
 
 pytestmark = [pytest.mark.cuda, pytest.mark.usefixtures("kernels")]
 
+
+@pytest.fixture(params=["int8", "float64"], autouse=True)
+def engine(request, monkeypatch):
+    """What "auto" is."""
+    monkeypatch.setattr(cuda_gemm_windowed, "engine_of", lambda index: request.param)
+
+
 SHAPES = [(1, 1, 1), (7, 64, 5), (129, 300, 70), (65, 1000, 200), (40, 2500, 33)]
 
 

@@ -8,10 +8,20 @@ torch = pytest.importorskip("torch")
 
 from det_lightning.errors import InputError  # noqa: E402
 from det_lightning.kernels import cuda_gemm, cuda_planner  # noqa: E402
+from det_lightning.ops.gemm import det_gemm, det_gemm_partial  # noqa: E402
 from det_lightning.ops.matmul import det_matmul  # noqa: E402
 
 from .conftest import DEVICE, to_bits  # noqa: E402
-from .test_products_on_gpu import any_finite, assert_same, expected, normal, numbers, on_gpu, outliers  # noqa: E402
+from .test_products_on_gpu import (  # noqa: E402
+    WAYS,
+    any_finite,
+    assert_same,
+    expected,
+    normal,
+    numbers,
+    on_gpu,
+    outliers,
+)
 
 pytestmark = [pytest.mark.cuda, pytest.mark.usefixtures("kernels")]
 
@@ -20,7 +30,7 @@ def test_what_earlier_calls_left_in_memory_cannot_be_seen():
     rng = numbers(20)
     x, w = normal(rng, FLOAT32, (131, 333)), normal(rng, FLOAT32, (65, 333))
     wanted = expected(x, w, None, FLOAT32)
-    for path in ("steps", "whole"):
+    for path in WAYS:
         torch.full((1 << 26,), 0x55, dtype=torch.uint8, device=DEVICE)
         assert_same(on_gpu(x, w, None, FLOAT32, path=path), wanted)
     x, w = x[:, :45], w[:, :45]
@@ -33,7 +43,7 @@ def test_tiles_of_a_small_workspace_cannot_be_seen():
     x, w, bias = normal(rng, FLOAT32, (700, 400)), normal(rng, FLOAT32, (1100, 400)), normal(rng, FLOAT32, (1100,))
     wanted = expected(x, w, bias, FLOAT32)
     for workspace_bytes in (1, 3 << 20, 10 << 20):
-        for path in ("steps", "whole"):
+        for path in WAYS:
             assert_same(on_gpu(x, w, bias, FLOAT32, workspace_bytes=workspace_bytes, path=path), wanted)
     x, w = x[:, :70], w[:, :70]
     wanted = expected(x, w, None, FLOAT32)
@@ -46,12 +56,10 @@ def test_batches_of_a_small_workspace_cannot_be_seen():
     x, w = normal(rng, FLOAT32, (7, 150, 90)), normal(rng, FLOAT32, (7, 70, 90))
     wanted = [expected(x[b], w[b], None, FLOAT32) for b in range(7)]
     for workspace_bytes in (1, 1 << 20, 2_500_000, 1 << 30):
-        for path in ("steps", "whole", "short"):
-            found = cuda_gemm.gemm(
-                x.to(DEVICE), w.to(DEVICE), None, FLOAT32, "int8", workspace_bytes=workspace_bytes, path=path
-            )
+        for path in (*WAYS, "short"):
+            found = on_gpu(x, w, None, FLOAT32, workspace_bytes=workspace_bytes, path=path)
             for b in range(7):
-                assert_same(to_bits(found[b]), wanted[b])
+                assert_same(found[b], wanted[b])
 
 
 def test_strides_cannot_be_seen():
@@ -62,17 +70,18 @@ def test_strides_cannot_be_seen():
         lambda t: t.t(), lambda t: t[1:, 1:], lambda t: t[::2, 3:], lambda t: t[:, ::3], lambda t: t[:1].expand(50, -1),
         lambda t: t[:, :1].expand(-1, 70), lambda t: torch._neg_view(t), lambda t: t.flip(0),
     ):  # fmt: skip
-        x = view(base)
-        found = cuda_gemm.gemm(view(device), view(device), None, FLOAT32, "int8")
-        assert_same(to_bits(found), expected(x, x, None, FLOAT32))
+        wanted = expected(view(base), view(base), None, FLOAT32)
+        for engine in ("int8", "float64"):
+            assert_same(to_bits(cuda_gemm.gemm(view(device), view(device), None, FLOAT32, engine)), wanted)
 
 
 def test_a_batch_is_its_products():
     rng = numbers(9)
     x, w = normal(rng, FLOAT32, (5, 130, 64)), normal(rng, FLOAT32, (5, 70, 64))
-    found = cuda_gemm.gemm(x.to(DEVICE), w.to(DEVICE), None, FLOAT32, "int8")
-    for b in range(5):
-        assert_same(to_bits(found[b]), expected(x[b], w[b], None, FLOAT32))
+    for path in (None, "float64"):
+        found = on_gpu(x, w, None, FLOAT32, path=path)
+        for b in range(5):
+            assert_same(found[b], expected(x[b], w[b], None, FLOAT32))
 
 
 @pytest.mark.parametrize(
@@ -107,15 +116,16 @@ def test_matmul_refuses_on_the_gpu_what_it_refuses_on_the_cpu():
             call()
 
 
-@pytest.mark.parametrize(("path", "terms"), [("steps", 300), ("whole", 300), ("short", 60)])
+@pytest.mark.parametrize(("path", "terms"), [("steps", 300), ("whole", 300), ("short", 60), ("float64", 300)])
 def test_a_product_is_captured_in_a_cuda_graph_and_replays_on_other_data(path, terms):
+    engine, path = ("float64", None) if path == "float64" else ("int8", path)
     rng = numbers(11)
     x, w = normal(rng, FLOAT32, (256, terms)).to(DEVICE), normal(rng, FLOAT32, (128, terms)).to(DEVICE)
-    cuda_gemm.gemm(x, w, None, FLOAT32, "int8", path=path)
+    cuda_gemm.gemm(x, w, None, FLOAT32, engine, path=path)
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
-        outs = [cuda_gemm.gemm(x, w, None, FLOAT32, "int8", path=path) for _ in range(3)]
+        outs = [cuda_gemm.gemm(x, w, None, FLOAT32, engine, path=path) for _ in range(3)]
     for data in (normal, outliers, any_finite):
         x.copy_(data(rng, FLOAT32, (256, terms)))
         for _ in range(2):
@@ -171,12 +181,28 @@ def test_another_stream_is_followed():
     assert_same(to_bits(found), wanted)
 
 
-def test_the_planner_settles_and_never_changes_a_bit():
-    cuda_planner.forget()
+@pytest.mark.parametrize("path", [None, "float64"])
+def test_the_planner_settles_and_never_changes_a_bit(path):
+    cuda_planner._plans.clear()
+    cuda_gemm._known.sites.clear()
     rng = numbers(13)
     x, w = normal(rng, FLOAT32, (256, 1024)), normal(rng, FLOAT32, (256, 1024))
     wanted, seen = expected(x, w, None, FLOAT32), []
     for _ in range(20):
-        assert_same(on_gpu(x, w, None, FLOAT32), wanted)
-        seen.append(next(iter(cuda_planner._plans.values())).moduli)
+        assert_same(on_gpu(x, w, None, FLOAT32, path=path), wanted)
+        (plan,) = cuda_planner._plans.values()
+        seen.append(plan.moduli)
     assert len(set(seen[-4:])) == 1, seen
+    assert path is None or all(moduli % 3 == 0 for moduli in seen)
+
+
+def test_the_engine_that_auto_is_takes_products_digits_and_nothing_else_changes(monkeypatch):
+    rng = numbers(23)
+    x, w = normal(rng, FLOAT32, (130, 300)).to(DEVICE), normal(rng, FLOAT32, (70, 300)).to(DEVICE)
+    found = []
+    for engine in ("int8", "float64"):
+        monkeypatch.setattr(cuda_gemm, "engine_of", lambda index, engine=engine: engine)
+        cuda_gemm._known.sites.clear()
+        found.append((det_gemm(x, w), det_gemm_partial(x, w)))
+        assert {site.engine for site in cuda_gemm._known.sites.values()} == {engine}
+    assert all(torch.equal(one, other) for one, other in zip(*found, strict=True))

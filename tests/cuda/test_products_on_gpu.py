@@ -1,4 +1,4 @@
-"""The product on int8 tensor cores against the CPU's, byte for byte, on data made to break it."""
+"""The product on tensor cores against the CPU's, byte for byte, on data made to break it."""
 
 import os
 
@@ -84,14 +84,20 @@ SHAPES = [
 ]  # fmt: skip
 
 
+WAYS = ("steps", "whole", "float64")
+"""That take any product."""
+
+
 def expected(x, w, bias, form) -> np.ndarray:
     return to_bits(cpu_gemm.gemm(x, w, bias, form, "auto"))
 
 
-def on_gpu(x, w, bias, form, **how) -> np.ndarray:
+def on_gpu(x, w, bias, form, path=None, **how) -> np.ndarray:
+    """Bits of the product by a path of the int8 engine, or by the "float64" engine."""
     x, w = x.to(DEVICE), w.to(DEVICE)
     bias = None if bias is None else bias.to(DEVICE)
-    return to_bits(cuda_gemm.gemm(x, w, bias, form, how.pop("engine", "int8"), **how))
+    engine, path = ("float64", None) if path == "float64" else ("int8", path)
+    return to_bits(cuda_gemm.gemm(x, w, bias, form, engine, path=path, **how))
 
 
 def assert_same(found: np.ndarray, wanted: np.ndarray) -> None:
@@ -104,7 +110,7 @@ def assert_same(found: np.ndarray, wanted: np.ndarray) -> None:
 
 
 def paths_for(terms: int, bias) -> tuple[str, ...]:
-    return ("steps", "whole", "short") if terms <= 128 and bias is None else ("steps", "whole")
+    return (*WAYS, "short") if terms <= 128 and bias is None else WAYS
 
 
 @pytest.mark.parametrize("data", DATA)
@@ -130,7 +136,7 @@ def test_every_pair_of_formats_rounds_once_to_every_format(data, x_form, w_form,
     x, w = DATA[data](rng, x_form, (70, 200)), DATA[data](rng, w_form, (90, 200))
     bias = any_finite(rng, x_form, (90,))
     wanted = expected(x, w, bias, out_form)
-    for path in ("steps", "whole"):
+    for path in WAYS:
         assert_same(on_gpu(x, w, bias, out_form, path=path), wanted)
     for depth in (50, 64, 101):
         short_x, short_w = x[:, :depth], w[:, :depth]
@@ -141,9 +147,10 @@ def test_every_pair_of_formats_rounds_once_to_every_format(data, x_form, w_form,
 def test_the_number_of_moduli_cannot_be_seen(moduli):
     rng = numbers(3)
     x, w, bias = normal(rng, FLOAT32, (150, 700)), normal(rng, FLOAT32, (260, 700)), normal(rng, FLOAT32, (260,))
-    for path in ("steps", "whole"):
-        assert_same(on_gpu(x, w, bias, FLOAT32, moduli=moduli, path=path), expected(x, w, bias, FLOAT32))
-        assert_same(on_gpu(x, w, bias, BFLOAT16, moduli=moduli, path=path), expected(x, w, bias, BFLOAT16))
+    wanted = {form: expected(x, w, bias, form) for form in (FLOAT32, BFLOAT16)}
+    for path in WAYS:
+        for form, bits in wanted.items():
+            assert_same(on_gpu(x, w, bias, form, moduli=moduli, path=path), bits)
     for depth in (64, 128):
         short_x, short_w = x[:, :depth], w[:, :depth]
         wanted = expected(short_x, short_w, None, FLOAT32)
@@ -164,7 +171,7 @@ def without_fallback(monkeypatch):
     cuda_gemm._known.sites.clear()
 
 
-@pytest.mark.parametrize(("path", "terms"), [("steps", 512), ("short", 64), ("short", 128)])
+@pytest.mark.parametrize(("path", "terms"), [("steps", 512), ("short", 64), ("short", 128), ("float64", 512)])
 def test_a_guess_that_is_too_small_is_found_out_on_the_device(path, terms, request):
     rng = numbers(4)
     x, w = normal(rng, FLOAT32, (128, terms)), normal(rng, FLOAT32, (128, terms))
@@ -240,7 +247,8 @@ def test_sums_longer_than_32_bits_hold_are_reduced_on_the_way(monkeypatch, porta
     x = torch.full((3, 200_000), -127.0)
     x += torch.from_numpy(rng.integers(-1, 1, x.shape).astype(np.float32))
     assert_same(on_gpu(x, x, None, FLOAT32, path=path), expected(x, x, None, FLOAT32))
-    assert_same(on_gpu(x, x, None, FLOAT32, path="whole"), expected(x, x, None, FLOAT32))
+    for other in ("whole", "float64"):
+        assert_same(on_gpu(x, x, None, FLOAT32, path=other), expected(x, x, None, FLOAT32))
     x, w = normal(rng, FLOAT32, (5, 140_001)), normal(rng, FLOAT32, (4, 140_001))
     assert_same(on_gpu(x, w, None, FLOAT32, path=path), expected(x, w, None, FLOAT32))
     cuda_gemm._known.sites.clear()
@@ -249,20 +257,22 @@ def test_sums_longer_than_32_bits_hold_are_reduced_on_the_way(monkeypatch, porta
 def test_an_odd_depth_beyond_what_32_bits_add_up():
     rng = numbers(21)
     x, w = normal(rng, FLOAT32, (1, 131_073)), normal(rng, FLOAT32, (37, 131_073))
-    for path in ("steps", "whole"):
-        assert_same(on_gpu(x, w, None, FLOAT32, path=path), expected(x, w, None, FLOAT32))
-        assert_same(on_gpu(w, x, None, BFLOAT16, path=path), expected(w, x, None, BFLOAT16))
+    one, other = expected(x, w, None, FLOAT32), expected(w, x, None, BFLOAT16)
+    for path in WAYS:
+        assert_same(on_gpu(x, w, None, FLOAT32, path=path), one)
+        assert_same(on_gpu(w, x, None, BFLOAT16, path=path), other)
 
 
+@pytest.mark.parametrize("engine", ["int8", "float64"])
 @pytest.mark.parametrize("moduli", [None, 8, 16])
 @pytest.mark.parametrize("data", DATA)
-def test_digits_of_products_equal_those_of_the_cpu(data, moduli):
+def test_digits_of_products_equal_those_of_the_cpu(data, moduli, engine):
     rng = numbers(10)
     x, w = DATA[data](rng, FLOAT32, (140, 300)), DATA[data](rng, FLOAT32, (60, 300))
     found = torch.zeros((140, 60, NB), dtype=torch.int64, device=DEVICE)
     wanted = torch.zeros((140, 60, NB), dtype=torch.int64)
     for _ in range(2):
-        cuda_gemm.add_gemm_digits(found, x.to(DEVICE), w.to(DEVICE), "int8", moduli=moduli, workspace_bytes=1 << 20)
+        cuda_gemm.add_gemm_digits(found, x.to(DEVICE), w.to(DEVICE), engine, moduli=moduli, workspace_bytes=1 << 20)
         cpu_gemm.add_gemm_digits(wanted, x, w, "auto")
     found = cuda_reduction.normalise(found).cpu()
     assert found.numpy().tobytes() == cpu_reduction.normalise(wanted).numpy().tobytes()

@@ -57,6 +57,14 @@ def test_int8_has_the_bits_of_the_definition(rows, terms, columns, spread):
 
 
 @here
+@pytest.mark.parametrize("engine", ["auto", "int8"])
+@pytest.mark.parametrize(("rows", "terms", "columns"), [(800, 1, 700), (9, 65_537, 8), (3, 131_073, 5)])
+def test_sums_of_one_term_alone_or_left_over_from_a_tile(rows, terms, columns, engine):
+    x, w = wide_values(1, rows, terms, spread=1), wide_values(2, columns, terms, spread=1)
+    assert_same_bits(det_gemm(x, w, engine=engine), det_gemm(x, w, engine="long_accumulator"))
+
+
+@here
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_narrow_formats(dtype):
     x, w = wide_values(1, 9, 70, spread=1).to(dtype), wide_values(2, 8, 70, spread=1).to(dtype)

@@ -7,8 +7,10 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from det_lightning.arithmetic import elementary
 from det_lightning.errors import InputError
 from det_lightning.ops.item_losses import LOSSES, loss_items
+from tests.same_bits import assert_same_bits
 
 F32 = np.float32
 STOCK = {
@@ -60,6 +62,55 @@ def test_mse_huber_and_smooth_l1_are_the_written_sequences():
         assert found.numpy().tobytes() == items.tobytes()
 
 
+def function(name: str, x: np.float32) -> np.float32:
+    """The correctly rounded function by its definition on integers."""
+    return np.uint32(getattr(elementary, name)(int(F32(x).view(np.uint32)))).view(F32)
+
+
+def with_pos_weight(x: np.float32, y: np.float32, p: np.float32) -> tuple[np.float32, np.float32]:
+    """(item, derivative) of the cross-entropy of logits by its written sequence."""
+    e = function("exp", -abs(x))
+    more, q, rest = F32(1 + e), F32(F32(F32(p - 1) * y) + 1), F32(1 - y)
+    n = F32(e / more) if x >= 0 else F32(1 / more)
+    item = F32(F32(rest * x) + F32(q * F32(max(-x, F32(0)) + function("log", more))))
+    return item, F32(rest - F32(q * n))
+
+
+def test_pos_weight_follows_the_written_sequence():
+    x, y = (each[:60].view(12, 5) for each in inputs("bce_logits"))
+    y[0], p = torch.tensor([0.0, 1.0, 0.0, 1.0, 1.0]), torch.tensor([0.3, 1.0, 17.5, 0.0, 1e-3])
+    expected = [
+        with_pos_weight(*each)
+        for each in zip(x.flatten().numpy(), y.flatten().numpy(), p.repeat(12).numpy(), strict=True)
+    ]
+    items, derivative = (torch.from_numpy(np.array(part, F32)).view(12, 5) for part in zip(*expected, strict=True))
+    upstream = torch.linspace(-1.0, 2.0, 60).view(12, 5)
+    ours, theirs = x.clone().requires_grad_(), x.double().requires_grad_()
+    found = loss_items("bce_logits", ours, y, p)
+    found.backward(upstream)
+    assert_same_bits(found.detach(), items)
+    assert_same_bits(ours.grad, upstream * derivative)
+    stock = F.binary_cross_entropy_with_logits(theirs, y.double(), pos_weight=p.double(), reduction="none")
+    stock.backward(upstream.double())
+    assert torch.allclose(found.double(), stock, rtol=1e-5, atol=1e-6)
+    assert torch.allclose(ours.grad.double(), theirs.grad, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("kind", LOSSES)
+@pytest.mark.parametrize("shape", [(80, 5), (5,), (80, 1), ()])
+def test_a_weight_multiplies_items_and_derivatives_with_one_rounding_each(kind, shape):
+    x, y = (each.view(80, 5) for each in inputs(kind))
+    weight = torch.rand(shape, generator=torch.Generator().manual_seed(3)) * 3
+    weight.view(-1)[0] = 0.0
+    ones, plain, weighted = torch.ones(80, 5), x.clone().requires_grad_(), x.clone().requires_grad_()
+    items = loss_items(kind, plain, y, *PARAMETERS.get(kind, ()))
+    items.backward(ones)
+    found = loss_items(kind, weighted, y, *PARAMETERS.get(kind, ()), weight=weight)
+    found.backward(ones * 0.7)
+    assert_same_bits(found.detach(), items.detach() * weight)
+    assert_same_bits(weighted.grad, plain.grad * weight * 0.7)
+
+
 def test_an_element_does_not_depend_on_its_place_or_neighbours():
     for kind in LOSSES:
         x, y = inputs(kind)
@@ -88,6 +139,16 @@ def test_special_values():
 def test_bad_targets_are_refused(x, y, message):
     with pytest.raises(InputError, match=message):
         loss_items("mse", x, y)
+
+
+@pytest.mark.parametrize(
+    "weight", [torch.ones(3, dtype=torch.int64), torch.ones(2), torch.ones(3, 1), torch.ones(3, requires_grad=True)]
+)
+@pytest.mark.parametrize("name", ["weight", "pos_weight"])
+def test_bad_weights_are_refused(name, weight):
+    arguments, options = ((weight,), {}) if name == "pos_weight" else ((), {"weight": weight})
+    with pytest.raises(InputError, match=rf"takes a {name} of float32 without gradient .* \[3\], got torch"):
+        loss_items("bce_logits", torch.zeros(3), torch.zeros(3), *arguments, **options)
 
 
 def test_probabilities_out_of_range_are_refused():

@@ -106,6 +106,11 @@ def _takes_int8(x: Scan, w: Scan, terms: int, engine: str) -> bool:
     )
 
 
+def default_engine(like: torch.Tensor) -> str:
+    """What "auto" takes for large products on the device of `like`: "int8" or "float64"."""
+    return "int8" if gemm_int8.is_fast() else "float64"
+
+
 def gemm(
     x: torch.Tensor,
     w: torch.Tensor,

@@ -66,11 +66,12 @@ def is_usable() -> bool:
 
 
 def moduli_count(x: Scan, w: Scan, terms: int, engine: str) -> int:
-    """The moduli that rebuild every pair of bands, or the most there are; 0 for an empty sum.
+    """The moduli that rebuild every pair of bands, or the most there are; 0 for sums of no or one term.
 
     Pairs beyond their capacity go through a long accumulator.
     """
-    if terms == 0 or terms > MAXIMUM_TERMS:
+    # A column has the strides of its transpose, which `torch._int_mm` then multiplies wrongly.
+    if terms < 2 or terms > MAXIMUM_TERMS:
         return 0
     limit = 16 * 126
     x_norms, w_norms = x.norms.numpy(), w.norms.numpy()

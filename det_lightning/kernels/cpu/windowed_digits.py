@@ -2,7 +2,7 @@
 
 import torch
 
-from ...arithmetic.formats import NB, Format
+from ...arithmetic.formats import DIGITS, NB, Format
 from .machine_code import Kernel
 from .threads import run_blocks
 from .views import empty_words, from_words
@@ -33,16 +33,46 @@ def bounds(states: torch.Tensor, rows: int) -> tuple[torch.Tensor, torch.Tensor]
     return low.amin(dim=1), high.amax(dim=1)
 
 
+def needs(states: torch.Tensor, rows: int) -> torch.Tensor:
+    """int64 [2 rows + 1]: every row's high, every row's -low, and 1 if a state counts special values, else 0.
+
+    A maximum over ranks agrees on a window for all of them.
+    """
+    low, high = bounds(states, rows)
+    special = states.view(-1, NB)[:, DIGITS:].any()
+    return torch.cat([high, -low, special.long().view(1)])
+
+
+def agree(found: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """(base int64 [rows], facts int64 [4]) of `needs`: low, or 0 for a row of zeros; whether special values are counted,
+    the widest row in bits (-1: nothing but zeros), minus the lowest base, the highest base."""
+    rows = len(found) // 2
+    high, low = found[:rows], -found[rows : 2 * rows]
+    used = low <= high
+    base = torch.where(used, low, 0)
+    return base, torch.stack([found[-1], torch.where(used, high - low, -1).max(), -base.min(), base.max()])
+
+
+def fill(states: torch.Tensor, base: torch.Tensor, words: torch.Tensor) -> torch.Tensor:
+    """Fill `words` [shares, count, elements of a share] from contiguous states; rows do not cross shares.
+
+    Returns int64 [1]: 1 if a value lies outside the window, else 0.
+    """
+    shares, count, share = words.shape
+    misfits, rows = torch.zeros(1, dtype=torch.int64), base.numel() // shares
+    for number, part in enumerate(words):
+        run_blocks(
+            _from_states_block, share, 80 * share,
+            states.data_ptr() + number * share * NB * states.element_size(), max(1, share // max(rows, 1)),
+            base.data_ptr() + number * rows * base.element_size(),
+            part.data_ptr(), part.stride(0), count, misfits.data_ptr(),
+        )  # fmt: skip
+    return misfits
+
+
 def from_states(states: torch.Tensor, base: torch.Tensor, words: torch.Tensor) -> bool:
     """Fill `words` [count, elements] from contiguous states; False if a value lies outside the window."""
-    count, elements = words.shape
-    misfits = torch.zeros(1, dtype=torch.int64)
-    run_blocks(
-        _from_states_block, elements, 80 * elements,
-        states.data_ptr(), _columns(base, elements), base.data_ptr(),
-        words.data_ptr(), words.stride(0), count, misfits.data_ptr(),
-    )  # fmt: skip
-    return not misfits.item()
+    return not fill(states, base, words.unsqueeze(0)).item()
 
 
 def add_to_states(words: torch.Tensor, base: torch.Tensor, states: torch.Tensor) -> None:

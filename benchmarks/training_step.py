@@ -1,0 +1,112 @@
+"""Times a whole training step under `strategy="det"` beside the stock float32 step of the same network.
+
+`python benchmarks/training_step.py [COMMIT] [--profile]`, on a GPU if there is one, else on the CPU. A multilayer
+perceptron with AdamW, one device, batches that fill it; medians over steps after a warm-up.
+"""
+
+import json
+import sys
+import time
+from pathlib import Path
+from statistics import median
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT))
+
+import torch  # noqa: E402
+from lightning.pytorch import Callback, LightningModule, Trainer  # noqa: E402
+from torch.utils.data import DataLoader, TensorDataset  # noqa: E402
+
+import det_lightning  # noqa: E402, F401 - registers the strategy
+from benchmarks.surroundings import RESULTS, output_of, processor, surroundings  # noqa: E402
+from det_lightning.replay.run import QUIET_TRAINER, quiet_lightning  # noqa: E402
+
+GPU = torch.cuda.is_available()
+LAYERS, WIDTH, BATCH = (6, 4096, 4096) if GPU else (4, 768, 512)
+WARM_UP, STEPS = 4, 12
+CLASSES = 1024
+
+
+class Perceptron(LightningModule):
+    def __init__(self):
+        super().__init__()
+        layers = [layer for _ in range(LAYERS) for layer in (torch.nn.Linear(WIDTH, WIDTH), torch.nn.ReLU())]
+        self.network = torch.nn.Sequential(*layers, torch.nn.Linear(WIDTH, CLASSES))
+
+    def training_step(self, batch, _):
+        x, y = batch
+        return torch.nn.functional.cross_entropy(self.network(x), y)
+
+    def configure_optimizers(self):
+        return torch.optim.AdamW(self.parameters(), lr=1e-4)
+
+
+class Clock(Callback):
+    """The seconds of every step; under a profiler from the first step after the warm-up on, if one is given."""
+
+    def __init__(self, profiler=None):
+        self.seconds, self._profiler, self._last = [], profiler, 0.0
+
+    def on_train_batch_end(self, trainer, module, outputs, batch, batch_idx):
+        if GPU:
+            torch.cuda.synchronize()
+        now = time.perf_counter()
+        self.seconds.append(now - self._last)
+        if self._profiler is not None and len(self.seconds) == WARM_UP:
+            self._profiler.start()
+        self._last = time.perf_counter()
+
+
+def step_seconds(strategy: str, accumulate: int, profiler=None) -> float:
+    torch.manual_seed(0)
+    samples = BATCH * (WARM_UP + STEPS)
+    data = TensorDataset(torch.randn(samples, WIDTH), torch.randint(CLASSES, (samples,)))
+    clock = Clock(profiler)
+    trainer = Trainer(
+        accelerator="gpu" if GPU else "cpu", devices=1, strategy=strategy, max_epochs=1, callbacks=[clock],
+        accumulate_grad_batches=accumulate, **QUIET_TRAINER,
+    )  # fmt: skip
+    trainer.fit(Perceptron(), DataLoader(data, batch_size=BATCH // accumulate))
+    if profiler is not None:
+        profiler.stop()
+    seconds = clock.seconds[WARM_UP * accumulate :]
+    return median(sum(seconds[i : i + accumulate]) for i in range(0, len(seconds), accumulate))
+
+
+def main() -> int:
+    words = [word for word in sys.argv[1:] if word != "--profile"]
+    torch.backends.cuda.matmul.allow_tf32 = False
+    quiet_lightning()
+    rows = []
+    for accumulate in (1, 4):
+        stock, ours = step_seconds("auto", accumulate), step_seconds("det", accumulate)
+        parameters = sum(parameter.numel() for parameter in Perceptron().parameters())
+        rows.append(
+            {
+                "work": f"step of {BATCH} samples, {LAYERS + 1} layers of {WIDTH}, {parameters / 1e6:.0f} million weights, "
+                f"AdamW, {accumulate} micro-batches",
+                "ratio": round(ours / stock, 2),
+                "against": "strategy auto, float32",
+                "ours_ms": round(1000 * ours, 2),
+                "stock_ms": round(1000 * stock, 2),
+                "memory_GB": round(torch.cuda.max_memory_allocated() / 1e9, 1) if GPU else None,
+            }
+        )
+        print(f"{rows[-1]['work']}: {rows[-1]['ratio']} x ({rows[-1]['ours_ms']} ms)", flush=True)
+    if "--profile" in sys.argv:
+        activity = torch.profiler.ProfilerActivity
+        profiler = torch.profiler.profile(activities=[activity.CPU, *([activity.CUDA] if GPU else [])])
+        step_seconds("det", 1, profiler)
+        for order in ("self_cuda_time_total", "self_cpu_time_total") if GPU else ("self_cpu_time_total",):
+            print(profiler.key_averages().table(sort_by=order, row_limit=25, max_name_column_width=60), flush=True)
+    device = torch.cuda.get_device_name(0) if GPU else processor()
+    driver = {"driver": output_of("nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader").split("\n")[0]}
+    result = surroundings(device, commit=words[0] if words else None, **(driver if GPU else {}))
+    result["rows"] = rows
+    name = "training-step-gpu.json" if GPU else "training-step-cpu.json"
+    (RESULTS / name).write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
