@@ -117,6 +117,7 @@ class DetStrategyMixin(StepMixin):
         refuse_hooks(self.lightning_module)  # callbacks may have added some since setup
         trainer = self.lightning_module.trainer
         check_fetching(trainer)
+        _check_rate_finder(trainer, self.world_size)
         # Lightning's scheduler sets it when an epoch begins, not when a run goes on within one.
         trainer.accumulate_grad_batches = accumulation_of(trainer).at(self.training_data.place()[0])
         self._go_on_logging()
@@ -128,6 +129,7 @@ class DetStrategyMixin(StepMixin):
             restore(self.lightning_module, self._swapped)
             self._swapped = {}
             uncover_before_transfer(self.lightning_module)
+            self.training_data.give_limit_back(self.lightning_module.trainer)
             for loop in _logging_loops(self.lightning_module.trainer):
                 make_stock(loop._results)
         self._clear_step()
@@ -166,6 +168,13 @@ class DetStrategyMixin(StepMixin):
         """After the hook of that name of callbacks and module."""
         super().on_train_batch_start(batch, batch_idx)
         self._marks.check(batch)
+        if self._untrained:
+            raise UncoveredError(
+                "the batch before was not trained: on_train_batch_start returned -1, which skips the rest of an epoch. The "
+                "order of samples is counted in steps from the run's start, so an epoch cannot end early. Use "
+                "limit_train_batches, or leave the samples out in the data set."
+            )
+        self._untrained = True
 
     def validation_step(self, *args: Any, **kwargs: Any) -> Any:
         with self._evaluation(args):
@@ -239,6 +248,17 @@ class DetStrategyMixin(StepMixin):
 def _logging_loops(trainer) -> list[Any]:
     training = trainer.fit_loop.epoch_loop
     return [training, training.val_loop, trainer.validate_loop, trainer.test_loop]
+
+
+def _check_rate_finder(trainer, world_size: int) -> None:
+    """Lightning's finder looks at the loss of the first rank's last micro-batch: a part of the global batch."""
+    looks = any(type(callback).__name__ == "_LRCallback" for callback in trainer.callbacks)
+    if looks and world_size * trainer.accumulate_grad_batches > 1:
+        raise UncoveredError(
+            f"the learning rate finder looks at the loss of one micro-batch on one rank, so with {world_size} ranks and "
+            f"accumulate_grad_batches={trainer.accumulate_grad_batches} the rate it finds would depend on the cut. Run it "
+            f"on one device without accumulation, with the global batch as batch_size, and pass the rate that it suggests."
+        )
 
 
 def _check_trainer(trainer, device: torch.device) -> None:

@@ -19,7 +19,7 @@ from det_lightning.errors import InputError, UncoveredError
 from det_lightning.layers.convert import convert
 from det_lightning.optim.stepping import check_optimizer
 from det_lightning.strategies.covered_tensor import CoveredModule
-from det_lightning.strategies.data import TrainingData, check_listing, evaluation_loader, order_of
+from det_lightning.strategies.data import TrainingData, check_same, evaluation_loader, order_of
 from det_lightning.strategies.fabric_loader import FabricLoader
 from det_lightning.strategies.fabric_step import FabricStepMixin
 from det_lightning.strategies.resume import KEY, Stamp, stamp
@@ -131,7 +131,7 @@ class FabricMixin(FabricStepMixin):
     def begin_pass(self, loader: SliceLoader) -> None:
         data, order = self.training_data, loader.slice_sampler.order
         if data.order is None:
-            check_listing(order)
+            check_same(order)
             data.take(loader)
         elif data.order is not order:
             raise UncoveredError(

@@ -33,7 +33,7 @@ class Stamp:
 
     def check(self, order: SampleOrder) -> None:
         """Raises InputError with both values unless `order` continues the run of this checkpoint."""
-        for name, given in _lasting(order).items():
+        for name, given in lasting(order).items():
             saved = getattr(self, name)
             if saved != given:
                 hint = (
@@ -46,10 +46,10 @@ class Stamp:
 
 def stamp(order: SampleOrder, accumulate: int) -> dict[str, int | bool]:
     """Plain values for the checkpoint, so that it loads with weights_only=True."""
-    return {**_lasting(order), "accumulate": accumulate}
+    return {**lasting(order), "accumulate": accumulate}
 
 
-def _lasting(order: SampleOrder) -> dict[str, int | bool]:
+def lasting(order: SampleOrder) -> dict[str, int | bool]:
     """What decides the samples of a step; how they are arranged within it does not."""
     names = ("samples", "global_batch", "seed", "shuffle", "drop_last")
     listing = getattr(order, "listing", None)

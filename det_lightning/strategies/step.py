@@ -56,6 +56,7 @@ class StepMixin:
         self._running: FunctionMode | None = None  # while training_step runs
         self._digest: int | None = None  # of the micro-batch's samples, until it has been added
         self._synchronise = True
+        self._untrained = False  # a batch was handed out and training_step did not come
         self._pending = 0  # micro-batches of a step that is not finished
 
     def _mode(self, *, sink: GradientReducer | None, phase: str) -> FunctionMode:
@@ -65,7 +66,7 @@ class StepMixin:
         return FunctionMode(self.lightning_module, sink=sink, samples=data.samples, strict=True, places=places)
 
     def training_step(self, *args: Any, **kwargs: Any) -> Any:
-        here = self.training_data.current
+        here, self._untrained = self.training_data.current, False
         if self._pending == 0:
             self._begin_step()
             if self._resumed is not None:
