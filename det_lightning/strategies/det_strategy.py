@@ -204,25 +204,23 @@ class DetStrategyMixin(StepMixin):
     # Checkpoints
 
     def save_checkpoint(self, checkpoint: dict[str, Any], filepath: Any, storage_options: Any = None) -> None:
-        accumulate = self.lightning_module.trainer.accumulate_grad_batches
-        if self._pending and self.lightning_module.trainer.state.status.value == "interrupted":
+        trainer = self.lightning_module.trainer
+        accumulate = trainer.accumulate_grad_batches
+        within = self._pending > 0 or resume.within_step(checkpoint, accumulate)
+        if within:
             resume.back_to_whole_step(checkpoint, accumulate)
-        elif self._pending:
-            raise InputError(
-                f"a checkpoint was asked for after {self._pending} micro-batches of an unfinished optimizer step; their "
-                f"digits are not part of a checkpoint. Save every_n_train_steps or at the end of an epoch."
-            )
         if self.training_data.order is not None:
             checkpoint[resume.KEY] = resume.stamp(self.training_data.order, accumulate)
-            if self._pending == 0 and self.training_data.place()[1]:
-                checkpoint[resume.KEY][resume.LOGGED] = self._logged_so_far()
+            # Other ranks may be gone after an exception.
+            if self.training_data.place()[1] and not (within and trainer.state.status.value == "interrupted"):
+                checkpoint[resume.KEY][resume.LOGGED] = self._logged_so_far(within=within)
         super().save_checkpoint(checkpoint, filepath, storage_options)
         self.saved_checkpoints.append((checkpoint["global_step"], str(filepath)))
 
-    def _logged_so_far(self) -> dict[str, Any]:
+    def _logged_so_far(self, *, within: bool) -> dict[str, Any]:
         epoch, step = self.training_data.place()
         results = self.lightning_module.trainer.fit_loop.epoch_loop._results
-        sums = results.sums() if isinstance(results, ExactCollection) else {}
+        sums = results.sums(within=within) if isinstance(results, ExactCollection) else {}
         return {"epoch": epoch, "step": step, "sums": {key: list(value) for key, value in sums.items()}}
 
     def _go_on_logging(self) -> None:

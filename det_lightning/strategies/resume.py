@@ -113,8 +113,15 @@ def _rescale(progress: dict[str, Any], saved: Stamp, accumulate: Callable[[int],
         count.update({tracker: scaled - (count["ready"] - count[tracker]) for tracker in _TRACKERS})
 
 
+def within_step(checkpoint: dict[str, Any], accumulate: int) -> bool:
+    """Whether some but not all micro-batches of a step have been begun."""
+    if "loops" not in checkpoint:
+        return False
+    return checkpoint["loops"]["fit_loop"]["epoch_loop.batch_progress"]["current"]["ready"] % accumulate != 0
+
+
 def back_to_whole_step(checkpoint: dict[str, Any], accumulate: int) -> None:
-    """After an exception within a step: the checkpoint stands before that step, which a resumed run takes anew."""
+    """Within a step: the checkpoint stands before that step, which a resumed run takes anew."""
     if "loops" not in checkpoint:  # weights only
         return
     progress = checkpoint["loops"]["fit_loop"]["epoch_loop.batch_progress"]

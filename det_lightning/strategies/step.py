@@ -23,6 +23,7 @@ from det_lightning.layers.random_places import RandomPlaces
 from det_lightning.ops.canonical import canonical_nan
 from det_lightning.optim.gradient_norm import gradient_norm
 from det_lightning.strategies.backward_passes import add_loss, backward_passes
+from det_lightning.strategies.exact_results import ExactCollection
 from det_lightning.strategies.stand_in import surroundings
 
 
@@ -69,6 +70,9 @@ class StepMixin:
         here, self._untrained = self.training_data.current, False
         if self._pending == 0:
             self._begin_step()
+            results = self.lightning_module.trainer.fit_loop.epoch_loop._results
+            if isinstance(results, ExactCollection) and self.lightning_module.trainer.accumulate_grad_batches > 1:
+                results.mark()  # for a checkpoint within the step
             if self._resumed is not None:
                 # Lightning skips schedulers that look at an epoch's metrics in the epoch of a resume, because it has
                 # not got those of its first part; ours are in the checkpoint.

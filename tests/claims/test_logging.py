@@ -124,7 +124,7 @@ def test_stock_logging_fails_the_same_check():
     stock = {"strategy": "ddp", "options": {}, "samples": 48}
     one, two = (on_ranks(1, watched, replace(RUN, split=split, trainer=TRAINER, **stock))[0] for split in SPLITS[:2])
     assert one[1][0]["loss_step"] != two[1][0]["loss_step"]
-    assert one[2][0]["loss_epoch"] != two[2][0]["loss_epoch"]
+    assert [epoch["loss_epoch"] for epoch in one[2]] != [epoch["loss_epoch"] for epoch in two[2]]
 
 
 def test_an_epoch_that_is_interrupted_keeps_what_was_logged(tmp_path):
@@ -140,6 +140,30 @@ def test_an_epoch_that_is_interrupted_keeps_what_was_logged(tmp_path):
         assert epochs == expected_epochs[1:]
         assert outcome.weights == expected.weights[6:]
         assert outcome.rates == expected.rates[6:]
+
+
+class SavesWithinAStep(Callback):
+    """After the first micro-batch of the seventh step, which is the third of its epoch."""
+
+    def __init__(self, path):
+        self.path = path
+
+    def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx):
+        if trainer.global_step == 6 and batch_idx % trainer.accumulate_grad_batches == 0:
+            trainer.save_checkpoint(self.path)
+
+
+def test_a_checkpoint_within_a_step_keeps_what_was_logged_before_it(tmp_path):
+    expected, _, expected_epochs = at(SPLITS[0])
+    split = next(split for split in SPLITS if split.world_size > 1 and split.accumulate > 1)
+    callbacks = (SavesWithinAStep(tmp_path / "within.ckpt"),)
+    saved = on_ranks(split.world_size, watched, replace(RUN, split=split, trainer=TRAINER, callbacks=callbacks))[0]
+    assert saved[2] == expected_epochs
+    outcome, _, epochs = on_ranks(1, watched, replace(RUN, split=SPLITS[0], trainer=TRAINER, resume=callbacks[0].path))[
+        0
+    ]
+    assert epochs == expected_epochs[1:]
+    assert (outcome.weights, outcome.rates) == (expected.weights[6:], expected.rates[6:])
 
 
 def test_early_stopping_and_the_best_checkpoint_do_not_depend_on_the_split(tmp_path):
