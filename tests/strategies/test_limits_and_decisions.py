@@ -5,6 +5,7 @@ from functools import cache
 from typing import ClassVar
 
 import pytest
+import torch
 import torch.distributed as dist
 from lightning.pytorch import Callback
 from lightning.pytorch.callbacks import BatchSizeFinder, EarlyStopping, ModelCheckpoint
@@ -134,6 +135,20 @@ def test_a_sample_that_cannot_be_loaded_ends_every_rank_with_one_clear_message(w
     assert "sample 45 is damaged" in messages["ValueError"]
     assert "rank 0 lost another rank while gradients were added up" in messages["DetError"]
     assert "start the run again from its last checkpoint" in messages["DetError"]
+
+
+# Compiled models
+
+
+def test_a_compiled_model_and_a_compiled_layer_are_refused_by_name(trainer):
+    whole, wrapped, inside = torch.compile(Network(), backend="eager"), Network(), Network()
+    wrapped.hidden = torch.compile(wrapped.hidden, backend="eager")
+    inside.output.compile(backend="eager")
+    names = ("the model Network", "the module hidden", "the module output")
+    for module, name in zip((whole, wrapped, inside), names, strict=True):
+        with pytest.raises(UncoveredError, match=f"{name} was compiled"):
+            trainer().fit(module, DataLoader(spread_samples(48), batch_size=12))
+        dist.destroy_process_group()
 
 
 # Tuners
