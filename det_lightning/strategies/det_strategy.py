@@ -13,6 +13,7 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor
+from torch.utils.data import IterableDataset
 
 from det_lightning.distributed.metric_reduce import reduce_metric
 from det_lightning.errors import InputError, UncoveredError
@@ -150,9 +151,10 @@ class DetStrategyMixin(StepMixin):
                 record_samples=self.record_samples,
                 resumed=self._resumed,
             )
-        if trainer.predicting:
-            return dataloader
-        return evaluation_loader(dataloader, world_size=self.world_size, rank=self.global_rank)
+        if trainer.predicting and not isinstance(getattr(dataloader, "dataset", None), IterableDataset):
+            return dataloader  # Lightning has cut it, without repeating a sample
+        stand_ins = not trainer.predicting
+        return evaluation_loader(dataloader, world_size=self.world_size, rank=self.global_rank, stand_ins=stand_ins)
 
     # One step
 
