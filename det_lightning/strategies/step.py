@@ -23,6 +23,7 @@ from det_lightning.layers.random_places import RandomPlaces
 from det_lightning.ops.canonical import canonical_nan
 from det_lightning.optim.gradient_norm import gradient_norm
 from det_lightning.strategies.backward_passes import add_loss, backward_passes
+from det_lightning.strategies.exact_results import ExactCollection
 from det_lightning.strategies.stand_in import surroundings
 
 
@@ -56,6 +57,7 @@ class StepMixin:
         self._running: FunctionMode | None = None  # while training_step runs
         self._digest: int | None = None  # of the micro-batch's samples, until it has been added
         self._synchronise = True
+        self._untrained = False  # a batch was handed out and training_step did not come
         self._pending = 0  # micro-batches of a step that is not finished
         self._trainable: set[str] = set()  # names of the parameters that take part in it
 
@@ -66,9 +68,12 @@ class StepMixin:
         return FunctionMode(self.lightning_module, sink=sink, samples=data.samples, strict=True, places=places)
 
     def training_step(self, *args: Any, **kwargs: Any) -> Any:
-        here = self.training_data.current
+        here, self._untrained = self.training_data.current, False
         if self._pending == 0:
             self._begin_step()
+            results = self.lightning_module.trainer.fit_loop.epoch_loop._results
+            if isinstance(results, ExactCollection) and self.lightning_module.trainer.accumulate_grad_batches > 1:
+                results.mark()  # for a checkpoint within the step
             if self._resumed is not None:
                 # Lightning skips schedulers that look at an epoch's metrics in the epoch of a resume, because it has
                 # not got those of its first part; ours are in the checkpoint.

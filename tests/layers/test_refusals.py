@@ -719,9 +719,12 @@ def test_gradient_hooks_are_refused_wherever_they_come_from():
 @pytest.mark.parametrize(
     ("options", "error", "message"),
     [
-        ({"trainer": {"overfit_batches": 0.5}}, InputError, "limit_train_batches=0.5"),
+        (
+            {"trainer": {"overfit_batches": 0.3}},
+            InputError,
+            "limit_train_batches=0.3 of 2 optimizer steps is less than one",
+        ),
         ({"split": Split(1, 4, 3), "trainer": {"limit_train_batches": 4}}, InputError, "inside an optimizer step of 3"),
-        ({"trainer": {"limit_train_batches": 0.5}}, InputError, "limit_train_batches=0.5"),
         ({"callbacks": (GradientAccumulationScheduler({1: 2}),)}, InputError, "from 12 samples to 24"),
         ({"options": {"global_batch": 0}}, InputError, "global_batch must be at least 1, got 0"),
     ],
