@@ -57,7 +57,7 @@ def check_trainable(model: nn.Module, reducer: GradientReducer) -> None:
     changed = {name for name, _ in began} ^ {name for name, _ in now}
     names = ", ".join(sorted(changed)) or "(replaced)"
     raise UncoveredError(
-        f"the parameters {names} were frozen or unfrozen between two micro-batches of one optimizer step, so their gradients "
-        f"would be parts of the sum over the global batch. Change them between two steps, for example in "
+        f"the parameters {names} were frozen or unfrozen between two micro-batches of one optimizer step, so their "
+        f"gradients would be parts of the sum over the global batch. Change them between two steps, for example in "
         f"on_train_epoch_start."
     )
