@@ -1,40 +1,43 @@
 """Checks a training under strategy="det" for silent data corruption while it runs. Everything compared is exact, so there is
-no tolerance and no false alarm: products are computed once more by the slow definition, and the state after a step has to
-be the state before the next.
+no tolerance and no false alarm.
 """
 
-import random
-from collections.abc import Callable
-from typing import Any, Literal
+from collections.abc import Callable, Mapping
+from typing import Any
 
 import torch
+from det_lightning.callbacks.kernel_watch import unwatch, watch
 from det_lightning.callbacks.lightning_namespace import Callback
+from det_lightning.callbacks.product_check import GRADIENT_DIGITS, ProductCheck, WrongProduct
 from det_lightning.callbacks.run_states import named_states
 from det_lightning.callbacks.started_digests import digests_of
+from det_lightning.callbacks.transfer_check import TransferCheck
 
-from det_lightning.errors import DetError, FaultError, InputError
-from det_lightning.kernels import dispatch
-from det_lightning.kernels.dispatch import kernels_of
+from det_lightning.distributed.replicas import drift_of
+from det_lightning.errors import FaultError, InputError
 
-_PRODUCTS = ("gemm.gemm", "gemm.add_gemm_digits")
-_SLOW = "long_accumulator"
+_STATE = ("weights", "optimizer", "buffers")
 
 
 class FaultGuard(Callback):
     """Looks for results that are not what the contract says, and for memory that changes by itself.
 
+    At some steps: the digits of every gradient's product are verified modulo a prime, rows of every other product are
+    computed again, digits that travel between ranks are checksummed before and after, gradients are compared over the ranks,
+    and before the update with what they were after the reduction. At every step: weights, optimizer state and buffers are
+    what they were after the last one. Place it before callbacks that change gradients or weights.
+
     Args:
-        products_every_n_steps: at every so many steps, rows of each matrix product of the forward and the backward pass
-            are computed again; None for never.
-        rows: how many rows of each product, chosen anew each time; None for all.
+        products_every_n_steps: at every so many steps products, transfers and gradients are checked; None for never.
+        rows: how many rows of each product that is rounded, chosen anew each time; None for all.
         state: compare weights, optimizer state and buffers before each step with what they were after the last one.
 
     Attributes:
-        products_checked, states_checked: how many, on this rank.
+        products_checked, transfers_checked, gradients_checked, states_checked: how many, on this rank.
 
     Raises:
-        FaultError: with rank, step, layer and kind. A wrong product is computed twice more before it is called
-            "transient" (right the second time) or "persistent".
+        FaultError: with rank, step, layer and kind. What is wrong is computed, sent or read once more: right the second time
+            it is called "transient", else "persistent". Without a verdict where ranks disagree.
         InputError: an interval or a number of rows below 1.
     """
 
@@ -43,23 +46,66 @@ class FaultGuard(Callback):
         for name, number in (("products_every_n_steps", products_every_n_steps), ("rows", rows)):
             if number is not None and (type(number) is not int or number < 1):
                 raise InputError(f"{name} is {number!r}; give a whole number from 1, or None")
-        self._every, self._rows, self._state = products_every_n_steps, rows, state
-        self.products_checked = self.states_checked = 0
+        self._every, self._state = products_every_n_steps, state
+        self._products, self._transfers = ProductCheck(rows, self._wrong_product), TransferCheck()
+        self.states_checked = self.gradients_checked = 0
         self._after: dict[str, bytes] | None = None
-        self._choose = random.Random(0)  # of its own: the training draws nothing from it
+        self._gradients: dict[str, bytes] | None = None
         self._names: dict[int, str] = {}
+        self._strategy: Any = None
         self._rank = self._step = 0
 
+    @property
+    def products_checked(self) -> int:
+        return self._products.checked
+
+    @property
+    def transfers_checked(self) -> int:
+        return self._transfers.checked
+
     def on_train_start(self, trainer, pl_module) -> None:
-        self._rank, self._after = trainer.global_rank, None
+        self._rank, self._after, self._strategy = trainer.global_rank, None, trainer.strategy
 
     def on_train_batch_start(self, trainer, pl_module, batch, batch_idx) -> None:
         self._step = trainer.global_step + 1
         if self._after is not None:
-            self._compare_state(trainer, pl_module)
-        if self._every is not None and self._step % self._every == 0 and dispatch.observer is None:
+            self.states_checked += 1
+            after, self._after = self._after, None
+            self._compare(lambda: self._digests(trainer, pl_module), after, "memory", "between the steps")
+        if self._due and watch(self._products):
             self._names = {parameter.data_ptr(): name for name, parameter in pl_module.named_parameters()}
-            dispatch.observer = self._observe
+            self._transfers.start()
+
+    def on_after_backward(self, trainer, pl_module) -> None:
+        if not self._due:
+            return
+        wrong = self._transfers.judge()
+        if wrong is not None:
+            raise self._fault(
+                wrong.label,
+                "digits in flight",
+                "persistent" if wrong.persistent else "transient",
+                f"sums for the gradients of {wrong.label} left {_sender(wrong.source)} and came to rank {wrong.rank} changed"
+                + (", also when they were sent again" if wrong.persistent else "; sent again they were right"),
+                rank=wrong.rank,
+            )
+        gradients = named_states(pl_module, [])["gradients"]
+        if not gradients:
+            return  # a micro-batch before the last
+        found = digests_of(gradients)
+        drift = drift_of(found)
+        if drift is not None:
+            (rank, names), what = min(drift.ranks.items()), f"reduced gradients differ between ranks: {drift.words}"
+            raise self._fault(names[0], "gradient", None, what, rank=rank)
+        self._gradients = found if _only_ours(trainer, pl_module, self) else None
+
+    def on_before_optimizer_step(self, trainer, pl_module, optimizer) -> None:
+        before, self._gradients = self._gradients, None
+        if before is not None:
+            self.gradients_checked += 1
+            self._compare(
+                lambda: digests_of(named_states(pl_module, [])["gradients"]), before, "gradient", "before the update"
+            )
 
     def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx) -> None:
         self._stop()
@@ -72,86 +118,64 @@ class FaultGuard(Callback):
     def teardown(self, trainer, pl_module, stage: str) -> None:
         self._stop()
 
+    @property
+    def _due(self) -> bool:
+        return self._every is not None and self._step % self._every == 0
+
     def _stop(self) -> None:
-        if dispatch.observer == self._observe:
-            dispatch.observer = None
+        unwatch(self._products)
+        self._transfers.stop()
 
-    def _digests(self, trainer, pl_module) -> dict[str, bytes]:
+    @staticmethod
+    def _digests(trainer, pl_module) -> dict[str, bytes]:
         states = named_states(pl_module, trainer.optimizers)
-        return {
-            f"{kind} {name}": digest
-            for kind in ("weights", "optimizer", "buffers")
-            for name, digest in digests_of(states[kind]).items()
-        }
+        return {f"{kind} {name}": each for kind in _STATE for name, each in digests_of(states[kind]).items()}
 
-    def _compare_state(self, trainer, pl_module) -> None:
-        now, self.states_checked = self._digests(trainer, pl_module), self.states_checked + 1
-        changed = sorted(name for name in now.keys() & self._after.keys() if now[name] != self._after[name])
-        self._after = None
-        if changed:
-            raise self._fault(
-                changed[0],
-                "memory",
-                None,
-                f"{', '.join(changed[:5])} changed between step {self._step - 1} and step {self._step}, where nothing may "
-                f"change it: memory, or code outside the training step (a callback behind the guard)",
-            )
-
-    def _observe(self, name: str, kernel: Callable, arguments: tuple, options: dict) -> Any:
-        if name not in _PRODUCTS:
-            return kernel(*arguments, **options)
-        dispatch.observer = None  # what the check computes is not checked
-        try:
-            check = self._check_digits if name == _PRODUCTS[1] else self._check_product
-            return check(kernel, arguments, options)
-        finally:
-            dispatch.observer = self._observe
-
-    def _check_product(self, kernel: Callable, arguments: tuple, options: dict) -> torch.Tensor:
-        x, w, bias, form = arguments[:4]
-        result = kernel(*arguments, **options)
-        rows = self._chosen(x.shape[0])
-        expected = kernel(x[rows], w, bias, form, _SLOW)
-        if not _same(result[rows], expected):
-            again = kernel(*arguments, **options)
-            self._report(w, "product", persistent=not _same(again[rows], expected))
-        return result
-
-    def _check_digits(self, kernel: Callable, arguments: tuple, options: dict) -> None:
-        digits, x, w, engine = arguments[:4]
-        rows = self._chosen(x.shape[0])
-        before = digits[rows].clone()
-        result = kernel(*arguments, **options)
-        expected = before.clone()
-        kernel(expected, x[rows], w, _SLOW)
-        if not _same(_canonical(digits[rows]), _canonical(expected)):
-            again = before.clone()
-            kernel(again, x[rows], w, engine)
-            self._report(w, "gradient digits", persistent=not _same(_canonical(again), _canonical(expected)))
-        return result
-
-    def _chosen(self, count: int) -> torch.Tensor:
-        self.products_checked += 1
-        if self._rows is None or self._rows >= count:
-            return torch.arange(count)
-        return torch.tensor(sorted(self._choose.sample(range(count), self._rows)))
-
-    def _report(self, operand: torch.Tensor, kind: str, *, persistent: bool) -> None:
-        layer = self._names.get(operand.data_ptr(), f"a layer with an operand {list(operand.shape)}")
-        verdict = "persistent" if persistent else "transient"
+    def _compare(
+        self, digests: Callable[[], Mapping[str, bytes]], before: Mapping[str, bytes], kind: str, when: str
+    ) -> None:
+        now = digests()
+        changed = sorted(name for name in now.keys() & before.keys() if now[name] != before[name])
+        if not changed:
+            return
+        again = digests()
+        transient = all(again[name] == before[name] for name in changed)
         raise self._fault(
-            layer,
+            changed[0],
             kind,
-            verdict,
-            f"a {kind} of {layer} is not the exact one; computed again it is "
-            + ("wrong too: the processor or the kernel" if persistent else "right: a fault of the moment"),
+            "transient" if transient else "persistent",
+            f"{', '.join(changed[:5])} changed {when}, where nothing may change it"
+            + (
+                "; read again it is as before: a fault of the moment"
+                if transient
+                else ", and stays changed: memory, or code outside the training step (a callback behind the guard)"
+            ),
         )
 
-    def _fault(self, layer: str, kind: str, verdict: Literal["transient", "persistent"] | None, what: str) -> DetError:
+    def _wrong_product(self, wrong: WrongProduct) -> None:
+        layer = self._names.get(wrong.operand.data_ptr()) or f"a layer with an operand {list(wrong.operand.shape)}"
+        if wrong.kind == GRADIENT_DIGITS:
+            layer = self._open_parameter() or layer
+        raise self._fault(
+            layer,
+            wrong.kind,
+            "persistent" if wrong.persistent else "transient",
+            f"a {wrong.kind} of {layer} is not the exact one; computed again it is "
+            + ("wrong too: the processor or the kernel" if wrong.persistent else "right: a fault of the moment"),
+        )
+
+    def _open_parameter(self) -> str | None:
+        """The parameter whose digits the backward pass is adding to."""
+        reducer = getattr(self._strategy, "_reducer", None)
+        place = getattr(reducer, "_open", None)
+        return None if place is None else reducer.parameters[place][0]
+
+    def _fault(self, layer: str, kind: str, verdict: str | None, what: str, *, rank: int | None = None) -> FaultError:
+        rank = self._rank if rank is None else rank
         return FaultError(
-            f"silent data corruption on rank {self._rank} in step {self._step}: {what}. Go back to a checkpoint before this "
+            f"silent data corruption on rank {rank} in step {self._step}: {what}. Go back to a checkpoint before this "
             f"step, on another machine if it comes again",
-            rank=self._rank,
+            rank=rank,
             step=self._step,
             layer=layer,
             kind=kind,
@@ -159,14 +183,19 @@ class FaultGuard(Callback):
         )
 
 
-def _same(one: torch.Tensor, other: torch.Tensor) -> bool:
-    """Equal bits; results of covered kernels hold canonical NaNs only."""
-    return torch.equal(_words(one), _words(other))
+def _only_ours(trainer: Any, pl_module: torch.nn.Module, guard: Callback) -> bool:
+    """Whether nobody else may change gradients between the two looks at them: no hook of the module, no other callback's."""
+    if not type(pl_module).on_after_backward.__module__.startswith(("lightning.", "pytorch_lightning.")):
+        return False
+    place = trainer.callbacks.index(guard)
+    others = [each for each in trainer.callbacks[place + 1 :] if _overrides(each, "on_after_backward")]
+    others += [each for each in trainer.callbacks[:place] if _overrides(each, "on_before_optimizer_step")]
+    return all(type(each).__module__.startswith("det_lightning.") for each in others)
 
 
-def _words(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor.contiguous().view({2: torch.int16, 4: torch.int32, 8: torch.int64}[tensor.element_size()])
+def _overrides(callback: Callback, hook: str) -> bool:
+    return getattr(type(callback), hook) is not getattr(Callback, hook)
 
 
-def _canonical(digits: torch.Tensor) -> torch.Tensor:
-    return kernels_of("reduction").normalise(digits.clone(memory_format=torch.contiguous_format))
+def _sender(rank: int | None) -> str:
+    return "the ranks that added them up" if rank is None else f"rank {rank}"

@@ -8,11 +8,11 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from det_lightning.callbacks.recording import recording_options
-from det_lightning.callbacks.replicas import drift_of
 from det_lightning.callbacks.run_states import named_states
 from det_lightning.callbacks.shards import Shards
 from det_lightning.callbacks.started_digests import Fetched, StartedDigests
 
+from det_lightning.distributed.replicas import drift_of
 from det_lightning.errors import InputError, ReplicaError
 from det_lightning.ledger.digest import value_digest
 from det_lightning.ledger.record import KINDS, float_bits, root

@@ -4,10 +4,10 @@ from collections.abc import Iterable, Mapping
 
 from det_lightning.callbacks.lightning_namespace import Callback
 from det_lightning.callbacks.recording import schedule_of
-from det_lightning.callbacks.replicas import drift_of
 from det_lightning.callbacks.run_states import named_states
 from det_lightning.callbacks.started_digests import digests_of
 
+from det_lightning.distributed.replicas import drift_of
 from det_lightning.errors import InputError, ReplicaError
 
 _SHARDED = ("FSDP", "DeepSpeed", "ModelParallel")

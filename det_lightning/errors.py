@@ -39,8 +39,8 @@ class ReplicaError(DetError, RuntimeError):
 class FaultError(DetError, RuntimeError):
     """A result or a state is not what exact arithmetic says it is.
 
-    `rank`, `step`, `layer`: where; `kind`: "product", "gradient digits" or "memory"; `verdict`: "transient" or "persistent"
-    where the work was done again, else None.
+    `rank`, `step`, `layer`: where; `kind`: "product", "gradient digits", "digits in flight", "gradient" or "memory";
+    `verdict`: "transient" or "persistent" where the work was done again, else None.
     """
 
     def __init__(self, message: str, *, rank: int, step: int, layer: str, kind: str, verdict: str | None):

@@ -24,6 +24,7 @@ from det_lightning.arithmetic.formats import NB
 from det_lightning.arithmetic.windowed_digits import HIGHEST_BASE, LOWEST_BASE, MAXIMUM_STATES, words_for
 from det_lightning.distributed.buckets import BLOCK
 from det_lightning.distributed.local_sum import LocalSum, windows_on
+from det_lightning.distributed.transfer import watched
 from det_lightning.distributed.waiting import other_ranks
 from det_lightning.errors import DetError, InputError
 from det_lightning.ops.quotient import det_quotient, odd_part
@@ -97,7 +98,7 @@ class Exchange:
         if not self.levels:
             return _finished(local, denominator(), dtype)
         if not windows_on(local.device.type):
-            return (yield from self._exchange_digits(local.take(), denominator, dtype))
+            return (yield from self._exchange_digits(local.take(), denominator, dtype, local.label))
         blocks = local.elements // BLOCK
         if local.empty:
             digits, needs = None, no_needs(blocks, local.device)
@@ -114,12 +115,13 @@ class Exchange:
             digits = local.take().view(blocks, BLOCK, NB)
         if special:
             # Infinities and NaNs are rare; the full form counts them beside the digits.
-            return (yield from self._exchange_digits(digits.view(-1, NB), denominator, dtype))
+            return (yield from self._exchange_digits(digits.view(-1, NB), denominator, dtype, local.label))
         words = self.room_for(blocks, words_for(0, widest), local.device)
         self._misfits.append(fill_words(digits, base, words))
         local.pool.give_back(digits.view(-1, NB))
         del digits
-        return (yield from self.word_stages(words, base, (-minus_lowest, highest), denominator, dtype))
+        edges = -minus_lowest, highest
+        return (yield from self.word_stages(words, base, edges, denominator, dtype, label=local.label))
 
     def room_for(self, blocks: int, words: int, device: torch.device) -> torch.Tensor:
         """int32 [ranks of the first level, words, blocks of a share, BLOCK], what `word_stages` takes; not yet filled."""
@@ -133,6 +135,8 @@ class Exchange:
         edges: tuple[int, int],
         denominator: Callable[[], Fraction],
         dtype: torch.dtype,
+        *,
+        label: str = "",
     ) -> Stages:
         """As `stages`, from words in normal form of one window on all ranks.
 
@@ -140,6 +144,7 @@ class Exchange:
             words: int32 [ranks of the first level, count, blocks of a share, BLOCK].
             base: int64 [blocks of all shares].
             edges: its smallest and its largest element.
+            label: whose sums these are, for `transfer`.
         """
         states = 1
         for place, level in enumerate(self.levels):
@@ -147,11 +152,12 @@ class Exchange:
             base = base.view(ranks, -1)[dist.get_rank(level)].contiguous()
             if self.adds_in_transit(words) and states * ranks <= MAXIMUM_STATES:
                 parts = torch.empty_like(words[:1])
-                yield reduce_scatter(parts, words, group=level, async_op=True)
+                yield watched(label, parts, words, level, reduce_scatter(parts, words, group=level, async_op=True))
                 states *= ranks
             else:
                 parts = torch.empty_like(words)
-                yield dist.all_to_all_single(parts, words, group=level, async_op=True)
+                work = dist.all_to_all_single(parts, words, group=level, async_op=True)
+                yield watched(label, parts, words, level, work)
             if place + 1 < len(self.levels):
                 if len(parts) > 1:
                     parts, states = parts.sum(dim=0, dtype=torch.int32, keepdim=True), states * ranks
@@ -170,10 +176,11 @@ class Exchange:
         if misfits and bool(torch.cat(misfits).any()):
             raise DetError("a gradient does not fit the window that all ranks agreed on; please report this")
 
-    def _exchange_digits(self, digits: torch.Tensor, denominator, dtype) -> Stages:
+    def _exchange_digits(self, digits: torch.Tensor, denominator, dtype, label: str) -> Stages:
         for level in self.levels:
             received = torch.empty_like(digits)
-            yield dist.all_to_all_single(received, digits, group=level, async_op=True)
+            work = dist.all_to_all_single(received, digits, group=level, async_op=True)
+            yield watched(label, received, digits, level, work)
             digits = received.view(dist.get_world_size(level), -1, NB).sum(dim=0)
         return (yield from self._gather(det_quotient(digits, denominator(), dtype=dtype)))
 

@@ -51,10 +51,11 @@ class LocalSum:
     Attributes:
         digits: int64 [elements, NB], the full form, or None.
         window: [blocks, BLOCK] in windowed form, or None; without either the sums are zero.
+        label: names of the parameters whose gradients these are.
     """
 
-    def __init__(self, elements: int, device: torch.device, pool: DigitPool | None = None):
-        self.elements, self.device, self.pool = elements, device, pool or DigitPool()
+    def __init__(self, elements: int, device: torch.device, pool: DigitPool | None = None, label: str = ""):
+        self.elements, self.device, self.pool, self.label = elements, device, pool or DigitPool(), label
         self.digits: torch.Tensor | None = None
         self.window: WindowedDigits | None = None
 

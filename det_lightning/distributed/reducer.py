@@ -235,7 +235,8 @@ class GradientReducer:
         key = (group, number)
         if key not in self._local:
             bucket = self.buckets[number]
-            self._local[key] = LocalSum(bucket.elements, bucket.device, self._pool)
+            names = ", ".join(self.parameters[place][0] for place in bucket.places)
+            self._local[key] = LocalSum(bucket.elements, bucket.device, self._pool, names)
         return self._local[key]
 
     def _settle(self) -> None:

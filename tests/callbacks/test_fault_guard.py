@@ -99,7 +99,7 @@ def test_a_wrong_product_is_named_with_layer_and_verdict(tmp_path, kernel, calls
 
 def test_a_bit_that_flips_between_two_steps_is_named(tmp_path):
     _, _, raised = in_new_process(train, tmp_path, guard={}, fault=(3, "second.weight", 7, 30))
-    assert raised == {"rank": 0, "step": 4, "layer": "weights second.weight", "kind": "memory", "verdict": None}
+    assert raised == {"rank": 0, "step": 4, "layer": "weights second.weight", "kind": "memory", "verdict": "persistent"}
 
 
 def test_without_the_guard_the_same_faults_go_unseen(tmp_path):

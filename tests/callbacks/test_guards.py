@@ -9,12 +9,12 @@ import torch
 from det_lightning.callbacks.fault_injector import FaultInjector
 from det_lightning.callbacks.ledger_guard import LedgerGuard
 from det_lightning.callbacks.replica_guard import ReplicaGuard
-from det_lightning.callbacks.replicas import Drift, compare_copies
 from det_lightning.callbacks.weight_ledger import WeightLedger
 from lightning.pytorch import Trainer
 from lightning.pytorch.loggers import CSVLogger
 from lightning.pytorch.strategies import DDPStrategy
 
+from det_lightning.distributed.replicas import Drift, compare_copies
 from det_lightning.errors import InputError
 from det_lightning.ledger.store import LedgerReader
 from det_lightning.replay.run import QUIET_TRAINER, quiet_lightning

@@ -6,6 +6,7 @@ from dataclasses import replace
 import pytest
 import torch
 import torch.distributed as dist
+from det_lightning.callbacks.fault_injector import FaultInjector
 from det_lightning.callbacks.started_digests import StartedDigests, digests_of
 from det_lightning.callbacks.weight_ledger import WeightLedger
 from lightning.pytorch import Trainer
@@ -15,6 +16,7 @@ from det_lightning.ledger.store import LedgerReader
 from det_lightning.replay import replay
 from det_lightning.replay.run import QUIET_TRAINER
 from det_lightning.strategies.given_ranks import given_ranks
+from tests.callbacks import test_fault_drills
 from tests.callbacks import test_sharded_ledger as sharded
 from tests.claims.processes import in_new_process, on_ranks
 from tests.claims.test_gpu_training import RUNS
@@ -101,6 +103,21 @@ def test_changed_code_is_located_inside_its_step_on_a_gpu(tmp_path, strategy):
     assert (code, told["first"]["step"], inside["verdict"]) == (1, 1, "found"), json.dumps(inside)
     assert inside["difference"]["candidate"]["phase"] == "update"
     assert {each["name"] for each in told["first"]["roots"]} <= ALL
+
+
+def test_drills_on_a_gpu_have_the_outcomes_of_the_cpu(tmp_path):
+    (on_gpu, on_cpu) = (in_new_process(test_fault_drills.all_drills, tmp_path / kind, kind) for kind in ("gpu", "cpu"))
+    assert on_gpu == on_cpu
+
+
+@pytest.mark.multi_gpu
+@pytest.mark.parametrize("lasting", [False, True])
+def test_a_flip_in_flight_between_gpus_is_named(tmp_path, lasting):
+    injector = FaultInjector(3, "second.weight", 7, 11, rank=1, kind="digits in flight", lasting=lasting)
+    faults = on_ranks(2, test_fault_drills.two_ranks, tmp_path / "ledger", injector, accelerator="gpu")
+    told = [each[0] for each in faults]
+    assert told[0] == told[1] and (told[0]["rank"], told[0]["kind"]) == (1, "digits in flight")
+    assert told[0]["verdict"] == ("persistent" if lasting else "transient")
 
 
 @pytest.mark.multi_gpu

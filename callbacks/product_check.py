@@ -1,0 +1,106 @@
+"""Watches the matrix products of a step: digits of gradients are verified modulo a prime, of rounded results some rows are
+computed again by the slow definition.
+"""
+
+import random
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+from det_lightning.callbacks.product_residues import project_digits, project_product, random_vector
+
+from det_lightning.kernels.dispatch import kernels_of
+
+PRODUCT, GRADIENT_DIGITS = "product", "gradient digits"
+_SLOW = "long_accumulator"
+
+
+class WrongProduct(NamedTuple):
+    """kind: PRODUCT or GRADIENT_DIGITS. operand: one of its factors. persistent: wrong again when computed once more."""
+
+    kind: str
+    operand: torch.Tensor
+    persistent: bool
+
+
+class ProductCheck:
+    """A kernel watcher (`kernel_watch`) that hands each wrong product to `report`.
+
+    rows: how many rows of a rounded product are computed again, chosen anew each time; None for all.
+    """
+
+    def __init__(self, rows: int | None, report: Callable[[WrongProduct], None]):
+        self._rows, self._report = rows, report
+        self._choose, self._vectors = (
+            random.Random(0),
+            torch.Generator().manual_seed(0),
+        )  # the training draws nothing from it
+        self.checked = 0
+
+    def __call__(self, name: str, kernel: Callable, arguments: tuple, options: dict) -> Any:
+        if name == "gemm.gemm":
+            return self._rounded(kernel, arguments, options)
+        if name == "gemm.add_gemm_digits":
+            return self._digits(kernel, arguments, options)
+        return kernel(*arguments, **options)
+
+    def _rounded(self, kernel: Callable, arguments: tuple, options: dict) -> torch.Tensor:
+        x, w, bias, form = arguments[:4]
+        result = kernel(*arguments, **options)
+        rows = self._chosen(x.shape[0])
+        expected = kernels_of("gemm").gemm(x[rows], w, bias, form, _SLOW)
+        if not _same(result[rows], expected):
+            again = kernel(*arguments, **options)
+            self._report(WrongProduct(PRODUCT, w, not _same(again[rows], expected)))
+        return result
+
+    def _digits(self, kernel: Callable, arguments: tuple, options: dict) -> Any:
+        digits, x, w, engine = arguments[:4]
+        if 0 in digits.shape or not (bool(torch.isfinite(x).all()) and bool(torch.isfinite(w).all())):
+            return self._rows_of_digits(kernel, arguments, options)
+        self.checked += 1
+        vector = random_vector(w.shape[0], self._vectors, digits.device)
+        before = project_digits(digits, vector)
+        result = kernel(*arguments, **options)
+        added = project_product(x, w, vector)
+        wrong = project_digits(digits, vector) != (before + added) % ((1 << 31) - 1)
+        if bool(wrong.any()):
+            rows = wrong.nonzero().flatten()
+            again = torch.zeros_like(digits[rows])
+            kernel(again, x[rows], w, engine)
+            persistent = not torch.equal(project_digits(again, vector), added[rows])
+            self._report(WrongProduct(GRADIENT_DIGITS, w, persistent))
+        return result
+
+    def _rows_of_digits(self, kernel: Callable, arguments: tuple, options: dict) -> Any:
+        """Infinities and NaNs are counted beside the digits, which no residue sees: rows of them by the definition."""
+        digits, x, w, engine = arguments[:4]
+        rows = self._chosen(x.shape[0]).to(digits.device)
+        before = digits[rows].clone()
+        result = kernel(*arguments, **options)
+        expected = before.clone()
+        kernels_of("gemm").add_gemm_digits(expected, x[rows], w, _SLOW)
+        if not _same(_canonical(digits[rows]), _canonical(expected)):
+            again = before.clone()
+            kernel(again, x[rows], w, engine)
+            self._report(WrongProduct(GRADIENT_DIGITS, w, not _same(_canonical(again), _canonical(expected))))
+        return result
+
+    def _chosen(self, count: int) -> torch.Tensor:
+        self.checked += 1
+        if self._rows is None or self._rows >= count:
+            return torch.arange(count)
+        return torch.tensor(sorted(self._choose.sample(range(count), self._rows)))
+
+
+def _same(one: torch.Tensor, other: torch.Tensor) -> bool:
+    """Equal bits; results of covered kernels hold canonical NaNs only."""
+    return torch.equal(_words(one), _words(other))
+
+
+def _words(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.contiguous().view({2: torch.int16, 4: torch.int32, 8: torch.int64}[tensor.element_size()])
+
+
+def _canonical(digits: torch.Tensor) -> torch.Tensor:
+    return kernels_of("reduction").normalise(digits.clone(memory_format=torch.contiguous_format))
