@@ -14,6 +14,7 @@ from lightning.pytorch.callbacks import Callback, ModelCheckpoint
 from lightning.pytorch.strategies import DDPStrategy
 
 from det_lightning.errors import InputError
+from det_lightning.ledger.record import bits_float
 from det_lightning.ledger.store import LedgerReader
 from det_lightning.replay import replay
 from det_lightning.replay.run import QUIET_TRAINER, quiet_lightning
@@ -382,3 +383,40 @@ def test_a_change_is_found_in_the_step_of_the_second_optimizer(tmp_path):
     assert {each["name"] for each in told["first"]["tensors"]} == {"other.weight", "other.bias"}
     assert told["inside"]["difference"]["candidate"]["name"] == "aten.mul.Tensor"
     assert in_new_process(replay, tmp_path / "a").matched
+
+
+class ClipsByHand(TwoOptimizers):
+    """Clips the gradients of the first network only; keeps the norms before."""
+
+    def __init__(self):
+        super().__init__(None)
+        self.norms = []
+
+    def training_step(self, batch, batch_idx):
+        x, y = batch
+        for network, optimizer in zip((self.one, self.other), self.optimizers(), strict=True):
+            optimizer.zero_grad()
+            self.manual_backward(torch.nn.functional.cross_entropy(network(x), y))
+            if network is self.one:
+                self.norms.append(self.trainer.strategy.gradient_norm().item())
+                self.clip_gradients(optimizer, gradient_clip_val=0.01, gradient_clip_algorithm="norm")
+            optimizer.step()
+
+
+def fit_clipping_by_hand(path):
+    quiet_lightning()
+    module, loader = ClipsByHand(), build()[1]
+    options = {"accelerator": "cpu", "devices": 1, "strategy": DetStrategy(seed=4), "max_steps": 6, **QUIET_TRAINER}
+    Trainer(callbacks=[WeightLedger(path)], **options).fit(module, loader)
+    return module.norms
+
+
+def test_clip_norms_are_recorded_with_the_step_they_belong_to_when_one_clips_by_hand(tmp_path):
+    norms = in_new_process(fit_clipping_by_hand, tmp_path)
+    with LedgerReader(tmp_path) as reader:
+        clips = [record.agree["clip"] for record in reader.records()]
+    assert [clip is not None for clip in clips] == [False, True, False, True, False, True, False]
+    assert len({clip["norm"] for clip in clips if clip}) == 3
+    # Of all gradients that stand there: those of the other network too.
+    assert all(bits_float(clip["norm"]) <= norm for clip, norm in zip(clips[1::2], norms, strict=True))
+    assert all(0.0 < bits_float(clip["coefficient"]) < 1.0 for clip in clips[1::2])
