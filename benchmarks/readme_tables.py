@@ -80,13 +80,16 @@ def measurements() -> str:
     found = {f"{row['data']} {row['product']}, {row['output']} out": row["ratio"] for row in gpu["products"]}
     rows = [("CPU", row["work"], row["against"], row["ratio"], row["target"]) for row in cpu["rows"] if row["target"]]
     rows += [("GPU", work, "cuBLAS float32", found[work], aimed) for work, aimed in PRODUCTS.items()]
-    rows += [("GPUs", row["work"], row["against"], row["ratio"], row["target"]) for row in exchange["rows"]]
+    rows += [("GPUs", row["work"], row["against"], row["ratio"], row["target"]) for row in exchange["rows"][::2]]
+    step = load("ledger-h200.json")["recording"]
+    share = round(1 + step["ledger_overhead_percent"] / 100, 3)
+    rows.append(("GPU", "training step of GPT-2 small with a ledger of all kinds", "the step without", share, 1.02))
     return (
         "Time as a multiple of the stock operation's in the same process, beside what is aimed at. "
         "[docs/measured.md](docs/measured.md) has every line that was measured, with devices and versions; "
         "[docs/cpu.md](docs/cpu.md) and [docs/cuda.md](docs/cuda.md) say how it works and what bounds it.\n\n"
         "| on | work | beside | ratio | aim |\n|---|---|---|---|---|\n"
-        + "\n".join(f"| {on} | {work} | {beside} | {ratio:.2f} | {aimed} |" for on, work, beside, ratio, aimed in rows)
+        + "\n".join(f"| {on} | {work} | {beside} | {ratio:.3g} | {aimed} |" for on, work, beside, ratio, aimed in rows)
         + f"\n\n<sub>CPU: {cpu['device']}. GPU: {gpu['device']}. GPUs: {exchange['device']}.</sub>"
     )
 
@@ -141,14 +144,37 @@ def streams_on_gpu() -> str:
 def exchange_on_gpus() -> str:
     result = load("reducer-on-gpus.json")
     rows = [
-        f"| {row['work']} | {row['ratio']} | {row['target']} | {row['ours_ms']} ms | {row['stock_ms']} ms |"
+        f"| {row['work']} | {row['ratio']} | {row['target']} | {row['ours_ms']} ms | {row['moving_alone_ms']} ms "
+        f"| {row['stock_ms']} ms |"
         for row in result["rows"]
     ]
     return (
         "Beside one NCCL all-reduce of the same number of float32 elements, which rounds at every addition.\n\n"
-        "| work | ratio | aim | exact | NCCL |\n|---|---|---|---|---|\n"
+        "| work | ratio | aim | exact | its collectives alone | NCCL |\n|---|---|---|---|---|---|\n"
         + "\n".join(rows)
         + f"\n\n<sub>{origin(result)}</sub>"
+    )
+
+
+def ledger_costs() -> str:
+    gpu, cpu = load("ledger-h200.json"), load("ledger-cpu.json")
+    recording, aims = gpu["recording"], gpu["aims"]
+    rows = [
+        f"| {row['tensors']} | {row['share_of_copy_percent']} % | {row['digest_GB_per_s']} GB/s |"
+        for row in gpu["digests"]
+    ]
+    commands = ", ".join(f"`{name}` {found['median_s']:.1f} s" for name, found in cpu["commands"].items())
+    return (
+        f"A step of {recording['model']}, {recording['batch']}, {recording['digested_bytes_a_step'] / 1e9:.1f} GB digested: "
+        f"with a ledger of all kinds {recording['ledger_overhead_percent']} % longer (aim "
+        f"{aims['ledger_overhead_percent']} %), with roots alone {recording['ledger_of_roots_overhead_percent']} %.\n\n"
+        f"| digests of | of a copy's bandwidth (aim {aims['digest_share_of_copy_percent']} %) | rate |\n|---|---|---|\n"
+        + "\n".join(rows)
+        + f"\n\n<sub>{origin(gpu)}</sub>\n\n"
+        f"Two ledgers of {cpu['ledgers']['steps']:,} steps of {cpu['ledgers']['tensors']} tensors that part in the middle: "
+        f"{commands}, the start of the interpreter included (aim 2 s). Digests on one CPU core: "
+        f"{cpu['digest']['memory_GB_per_s']} GB/s from memory, {cpu['digest']['cache_GB_per_s']} GB/s from the cache "
+        f"(aim 2).\n\n<sub>{origin(cpu)}</sub>"
     )
 
 
@@ -212,6 +238,7 @@ PAGES = {
         "products": products_on_gpu,
         "streams": streams_on_gpu,
         "exchange": exchange_on_gpus,
+        "ledger": ledger_costs,
     },
 }
 

@@ -53,6 +53,8 @@ def environment(trainer: Any) -> dict[str, Any]:
     return {
         "device": str(trainer.strategy.root_device),
         "processor": _processor(),
+        "isa": torch.backends.cpu.get_cpu_capability(),
+        **_gpu(trainer.strategy.root_device),
         "world_size": trainer.world_size,
         "accumulate": trainer.accumulate_grad_batches,
         "threads": torch.get_num_threads(),
@@ -62,7 +64,7 @@ def environment(trainer: Any) -> dict[str, Any]:
         "versions": {name: found for name in _PACKAGES if (found := _version(name))},
         "kernels": kernels_of("machine_code").source_digest(),
         "engine": kernels_of("gemm").default_engine(torch.empty(0, device=trainer.strategy.root_device)),
-        "deterministic_algorithms": torch.are_deterministic_algorithms_enabled(),
+        "flags": _flags(),
         "git": _git(),
     }
 
@@ -148,6 +150,23 @@ def _processor() -> str:
             return next(line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
     except (OSError, StopIteration):
         return platform.processor() or platform.machine()
+
+
+def _gpu(device: torch.device) -> dict[str, str]:
+    if device.type != "cuda":
+        return {}
+    major, minor = torch.cuda.get_device_capability(device)
+    return {"gpu": f"{torch.cuda.get_device_name(device)}, compute capability {major}.{minor}"}
+
+
+def _flags() -> dict[str, Any]:
+    """Switches of torch that move bits of stock operations, as they are now: whoever set them, and whenever."""
+    return {
+        "deterministic_algorithms": torch.are_deterministic_algorithms_enabled(),
+        "float32_matmul_precision": torch.get_float32_matmul_precision(),
+        "cudnn_benchmark": torch.backends.cudnn.benchmark,
+        "default_dtype": str(torch.get_default_dtype()),
+    }
 
 
 def _version(package: str) -> str | None:

@@ -33,7 +33,8 @@ class BatchFree:
         )  # by autograd node, output
         self._addresses: set[tuple] = set() if elder is None else elder._addresses
         self._copies_count = elder is not None
-        self._constants: dict[int, Tensor] = {}  # by identity, held so that it lasts
+        # By identity, held so that it lasts.
+        self._constants: dict[int, Tensor] = {} if elder is None else elder._constants
         self._storages: set[int] | None = None
 
     def __call__(self, tensor: Tensor) -> bool:
@@ -63,7 +64,9 @@ class BatchFree:
     def call(self, name: str, func: Callable, args: tuple, kwargs: dict) -> tuple[bool, Any]:
         """(whether the call, whose operands are all batch-free, is covered; its result)."""
         if name in APART:
-            return True, func(*args, **kwargs)
+            result = func(*args, **kwargs)
+            self._note_constants(result)
+            return True, result
         known = {id(v): self.moved(v) for v in flat((args, kwargs)) if isinstance(v, Tensor) and v.requires_grad}
         function = function_of(name, func, args, kwargs, moved=None not in known.values())
         result = (func if function is None else function)(*args, **kwargs)
@@ -76,7 +79,11 @@ class BatchFree:
             if tensor.grad_fn is not None:
                 self._made[tensor.grad_fn, tensor.output_nr] = moves[place] if moves else None
                 self._addresses.add(identity(tensor))
+        self._note_constants(result)
         return True, result
+
+    def _note_constants(self, result: Any) -> None:
+        self._constants |= {id(v): v for v in flat(result) if isinstance(v, Tensor) and not v.requires_grad}
 
     def parameter_below(self, tensor: Tensor) -> Tensor | None:
         """A parameter that a batch-free tensor is made of."""

@@ -25,7 +25,7 @@ _ELEMENTARY = {
     name: getattr(elementary, f"det_{name}")
     for name in "exp expm1 log log1p sqrt rsqrt reciprocal sigmoid tanh softplus silu gelu".split()
 }
-_STOCK = frozenset("neg abs rdiv".split())
+_STOCK = frozenset("neg abs rdiv clamp clip clamp_min clamp_max".split())
 _PRODUCTS = frozenset("matmul mm bmm mv dot".split())
 
 
@@ -41,7 +41,7 @@ def function_of(name: str, func: Callable, args: tuple, kwargs: dict, *, moved: 
     if name in MOVES:
         by_index = name == "index_select" or (name == "getitem" and not is_basic_index(args[1]))
         return func if moved or not by_index else None
-    if name in _STOCK:
+    if name in _STOCK and len(tensors) == 1:
         return _number_over if name == "rdiv" else func
     if len(args) == 1 and not kwargs and name in _ELEMENTARY:
         return _ELEMENTARY[name]

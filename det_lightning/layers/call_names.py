@@ -14,12 +14,18 @@ MOVES = frozenset(
 )
 # The same, where the backward pass would add floats in an order of its own: only for tensors without gradient.
 MOVES_WITHOUT_GRADIENT = frozenset(
-    """expand expand_as broadcast_to gather index_select take where masked_fill masked_select roll flip getitem
+    """expand expand_as broadcast_to gather index_select take masked_select roll flip getitem
     setitem max min amax amin maximum minimum clamp clip abs sign repeat tile copy fill zero sort topk one_hot""".split()
 )
 # IEEE operations, one rounding each; without gradient through a broadcast.
 IEEE = frozenset(
     "add radd iadd sub rsub isub subtract mul rmul imul multiply div truediv itruediv true_divide neg".split()
+)
+# Each element of the result is one of the operands': the gradient goes there.
+SELECTIONS = frozenset("where masked_fill".split())
+# Functions whose operands broadcast.
+SPREADING = (
+    IEEE | SELECTIONS | frozenset("expand expand_as broadcast_to repeat tile maximum minimum copy clamp".split())
 )
 RANDOM = frozenset(
     """rand randn randint randperm rand_like randn_like randint_like bernoulli multinomial normal poisson uniform random

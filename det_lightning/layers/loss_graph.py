@@ -14,7 +14,7 @@ _OWN_FUNCTIONS = f"{__name__.partition('.')[0]}.ops."
 _COVERED_STEPS = frozenset(
     """AccumulateGrad Add Sub Rsub Mul Div Neg View UnsafeView ReshapeAlias Alias AsStrided Permute Transpose T Squeeze
     Unsqueeze Select Slice Split SplitWithSizes UnsafeSplit Unbind Cat Stack Clone Copy ToCopy CopySlices CopyBackwards
-    Index""".split()
+    Index Where MaskedFill""".split()
 )
 
 

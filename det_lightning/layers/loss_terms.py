@@ -14,6 +14,7 @@ from det_lightning.errors import UncoveredError
 from det_lightning.layers.loss_calls import Items, count_digits
 from det_lightning.layers.loss_graph import check_step, name_of, steps_below
 from det_lightning.layers.loss_plan import Among, LossPlan, Mean, Term, bits_of, structure_of
+from det_lightning.ops.canonical import canonical_nan
 from det_lightning.ops.means import item_digits, quotient_of, undivided
 
 MOST_MEANS = 8
@@ -223,7 +224,7 @@ class LossTerms:
         def evaluate(means: list[Tensor]) -> Tensor:
             here = [mean.to(self._tensors[place].device) for place, mean in zip(places, means, strict=True)]
             with torch.no_grad():
-                return term.evaluate(dict(zip(places, here, strict=True)), False)
+                return canonical_nan(term.evaluate(dict(zip(places, here, strict=True)), False))
 
         return [self.means[place] for place in places], evaluate
 

@@ -110,6 +110,7 @@ class Meetings:
         Raises:
             UncoveredError: shapes by which the tensor is not the same for all samples.
         """
+        args = (*args, *(kwargs[key] for key in ("input", "other") if key in kwargs))
         if name not in ARITHMETIC or len(args) != 2 or not all(isinstance(value, Tensor) for value in args):
             return None
         if kwargs.get("alpha", 1) != 1 or kwargs.get("rounding_mode") is not None:
@@ -136,28 +137,31 @@ class Meetings:
             return None
         tensor = args[0]
         shape = func(tensor.detach(), *args[1:], **kwargs).shape
-        sizes = args[1] if len(args) == 2 and isinstance(args[1], (tuple, list)) else args[1:]
-        first = sizes[0] if sizes and not isinstance(sizes[0], Tensor) else None
-        new = len(shape) > tensor.dim() or tensor.shape[0] == 1
-        spread = len(shape) > 0 and new and shape[0] == self._samples and first != -1
-        copied_whole = name == "repeat" and any(
-            size not in (1, shape[len(shape) - tensor.dim() + d]) for d, size in enumerate(tensor.shape)
+        asked = args[1] if len(args) == 2 and isinstance(args[1], (tuple, list)) else args[1:]
+        asked = shape if not asked or isinstance(asked[0], Tensor) else asked
+        before = (1,) * (len(shape) - tensor.dim()) + tuple(tensor.shape)
+        copied_whole = name == "repeat" and any(a not in (1, b) for a, b in zip(before, shape, strict=True))
+        # A size of 1 that is asked for is the samples' where the micro-batch has one.
+        over_samples = any(
+            a == 1 and b == self._samples and size != -1 for a, b, size in zip(before, shape, asked, strict=True)
         )
-        if copied_whole or not spread:
+        if copied_whole or not over_samples:
             names = ", ".join(map(self._name_of, self._batch_free.parameters_below(tensor)))
             raise self._refusal(
                 f"{name} of the parameter {names} from {list(tensor.shape)} to {list(shape)}",
-                f"Covered: to the {self._samples} samples in dimension 0, as parameter.expand(len(x), ...). Elsewhere + - * "
-                f"/ spread a parameter by themselves; unsqueeze adds dimensions of size 1.",
+                f"Covered: to the {self._samples} samples, as parameter.expand(len(x), ...). Elsewhere + - * / spread a "
+                f"parameter by themselves; unsqueeze adds dimensions of size 1.",
             )
         place = self.place(tensor)
         return broadcast.expand(tensor if place is None else place.leaf, shape, place=place)
 
     def _check(self, name: str, tensor: Tensor, other: Tensor, shape: torch.Size) -> None:
-        spreads_samples = other.dim() != len(shape) or (len(shape) > 0 and other.shape[0] != shape[0])
-        per_sample = self._samples > 1 and tensor.numel() > 1 and tensor.dim() == len(shape)
+        if self._samples == 1 or not shape:
+            return
+        lacking = shape[0] == self._samples and (other.dim() < len(shape) or other.shape[0] == 1)
+        per_sample = tensor.numel() > 1 and tensor.dim() == len(shape)
         per_sample = per_sample and (tensor.shape == shape or tensor.shape[0] == shape[0] == self._samples)
-        if spreads_samples or per_sample:
+        if lacking or per_sample:
             names = ", ".join(map(self._name_of, self._batch_free.parameters_below(tensor)))
             raise self._refusal(
                 f"{name} of the parameter {names} of shape {list(tensor.shape)} and a tensor of shape {list(other.shape)}",

@@ -22,13 +22,20 @@ class RandomFunctions:
 
     Args:
         path: () -> path of the module that asks.
+        is_constant: whether a tensor holds no sample.
         refusal: makes the error.
     """
 
     def __init__(
-        self, places: RandomPlaces, terms: LossTerms, path: Callable[[], str], refusal: Callable[..., Exception]
+        self,
+        places: RandomPlaces,
+        terms: LossTerms,
+        path: Callable[[], str],
+        is_constant: Callable[[Tensor], bool],
+        refusal: Callable[..., Exception],
     ):
         self._places, self._terms, self._path, self._refusal = places, terms, path, refusal
+        self._is_constant = is_constant
         self.replacements: dict[Callable, Callable] = {
             **dict.fromkeys(_DROPOUT, self._dropout),
             **dict.fromkeys(_FEATURE_DROPOUT, self._feature_dropout),
@@ -73,4 +80,9 @@ class RandomFunctions:
         return self._words(x) < round(float(p) * 2**32)
 
     def _words(self, x: Tensor) -> Tensor:
+        if self._is_constant(x):
+            raise self._refusal(
+                f"random numbers for a constant of shape {list(x.shape)}",
+                "Each number belongs to a sample, and a parameter or buffer holds none: draw for a tensor made of samples.",
+            )
         return self._places.words(x, self._path(), self._refusal)

@@ -18,7 +18,7 @@ HEADER_PARTS = ("recipe", "environment", "entry")
 # In each part, the names that most often explain why two runs differ, the likeliest first.
 _LIKELY = {
     "recipe": "seed optimizers schedulers clip precision arithmetic model global_batch data contract".split(),
-    "environment": "git versions kernels engine device processor world_size accumulate threads python".split(),
+    "environment": "device gpu processor isa git versions kernels engine flags world_size accumulate threads python".split(),
     "entry": "function arguments seed trainer".split(),
 }
 
@@ -92,7 +92,7 @@ _ROOT_OF_NOTHING = root({})
 
 
 def header_differences(reference: LedgerReader, candidate: LedgerReader) -> tuple[HeaderDifference, ...]:
-    """In the order in which they are likely to be the cause: recipe, data, code and versions, device, the rest."""
+    """In the order in which they are likely to be the cause: recipe, data; hardware, code and versions, the rest."""
     found = []
     for part in HEADER_PARTS:
         ours, theirs = flat_header(reference.header[part]), flat_header(candidate.header[part])

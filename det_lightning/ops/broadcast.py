@@ -103,6 +103,10 @@ def arithmetic(
     Raises:
         InputError: shapes that do not broadcast, no floating-point numbers, or two devices.
     """
+    if a.device != b.device and a.is_cpu and a.dim() == 0:
+        a = a.to(b.device)  # a number, as torch takes it
+    elif a.device != b.device and b.is_cpu and b.dim() == 0:
+        b = b.to(a.device)
     if a.device != b.device:
         raise InputError(f"{operation} takes tensors of one device, got {a.device} and {b.device}")
     dtype = torch.result_type(a, b)

@@ -42,6 +42,11 @@ def check_optimizer(optimizer: Optimizer, *, as_it_is: bool = False) -> str | No
                 f"the optimizer {name} has no sequence of rounded operations: it runs the closure many times in a step. Use "
                 f"one of {_known()}."
             )
+        if hasattr(optimizer, "consolidate_state_dict"):
+            raise UncoveredError(
+                f'the optimizer {name} cuts its state over the ranks. Under strategy="det" every rank holds whole optimizer '
+                f"state, so that ledger and checkpoints do not depend on the world size. Use one of {_known()}."
+            )
         if as_it_is:
             return LOST_CLAIM.format(name=name)
         raise UncoveredError(

@@ -134,6 +134,8 @@ class OperationRecorder(TorchDispatchMode):
             self._quiet = before
         with self.silent():
             made = list(tensors_in(result))
+            if any(tensor.is_cuda for tensor in (*given, *made)):
+                torch.cuda.synchronize()  # copies to the host, and work of other streams, may still be under way
             if written is None:
                 written = [
                     tensor

@@ -25,7 +25,7 @@ from det_lightning.strategies.batch_hooks import BatchMarks, cover_before_transf
 from det_lightning.strategies.data import TrainingData, check_fetching, evaluation_loader
 from det_lightning.strategies.exact_results import ExactCollection, make_exact, make_stock
 from det_lightning.strategies.stand_in import surroundings
-from det_lightning.strategies.start import broadcast_state, check_subnormals
+from det_lightning.strategies.start import broadcast_state, check_subnormals, check_whole
 from det_lightning.strategies.step import StepMixin
 
 ARITHMETIC = "det"
@@ -91,6 +91,7 @@ class DetStrategyMixin(StepMixin):
     def setup(self, trainer) -> None:
         _check_trainer(trainer, self.root_device)
         check_subnormals()
+        check_whole(self.model)
         if trainer.state.fn.value != "predict":
             # Lightning would replace the user's order before process_dataloader sees it.
             self._connector = trainer._accelerator_connector

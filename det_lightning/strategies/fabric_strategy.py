@@ -23,7 +23,7 @@ from det_lightning.strategies.data import TrainingData, check_listing, evaluatio
 from det_lightning.strategies.fabric_loader import FabricLoader
 from det_lightning.strategies.fabric_step import FabricStepMixin
 from det_lightning.strategies.resume import KEY, Stamp, stamp
-from det_lightning.strategies.start import broadcast_state, check_subnormals
+from det_lightning.strategies.start import broadcast_state, check_subnormals, check_whole
 
 STEPS_DONE = "steps_done"
 _PRECISIONS = ("32-true", "bf16-true", "bf16-mixed")
@@ -85,6 +85,7 @@ class FabricMixin(FabricStepMixin):
 
     def setup_module(self, module: nn.Module) -> CoveredModule:
         check_subnormals()
+        check_whole(module)
         if self.precision.precision not in _PRECISIONS:
             raise UncoveredError(
                 f'Fabric(strategy="det") covers precision {", ".join(_PRECISIONS)}, got {self.precision.precision}. The '

@@ -6,6 +6,11 @@ from torch import Tensor, nn
 
 from det_lightning.errors import UncoveredError
 
+_WHOLE = (
+    'Under strategy="det" every rank holds whole parameters and whole optimizer state; nothing is sharded. Leave it out, or '
+    "train with the strategy it belongs to."
+)
+
 
 def broadcast_state(module: nn.Module) -> None:
     """Every rank starts from rank 0's parameters and buffers, as under ddp."""
@@ -20,6 +25,21 @@ def _broadcast(tensor: Tensor) -> None:
     sent = (whole.to(torch.uint8) if whole.dtype is torch.bool else whole).contiguous()
     dist.broadcast(sent, src=0)
     whole.copy_(sent)
+
+
+def check_whole(module: nn.Module) -> None:
+    """Raises UncoveredError if parameters are cut over ranks, or a wrapper inside the model reduces gradients itself."""
+    for path, child in module.named_modules():
+        if type(child).__module__.startswith(("torch.distributed.", "torch.nn.parallel.")):
+            raise UncoveredError(
+                f"the module {path or '(the model itself)'} is a {type(child).__name__}, which cuts parameters or reduces "
+                f"gradients by itself. "
+                f"{_WHOLE}"
+            )
+    for name, parameter in module.named_parameters():
+        if type(parameter.data).__module__.startswith("torch.distributed."):
+            kind = type(parameter.data).__name__
+            raise UncoveredError(f"the parameter {name} is cut over ranks (a {kind}). {_WHOLE}")
 
 
 def check_subnormals() -> None:

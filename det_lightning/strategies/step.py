@@ -57,6 +57,7 @@ class StepMixin:
         self._digest: int | None = None  # of the micro-batch's samples, until it has been added
         self._synchronise = True
         self._pending = 0  # micro-batches of a step that is not finished
+        self._trainable: set[str] = set()  # names of the parameters that take part in it
 
     def _mode(self, *, sink: GradientReducer | None, phase: str) -> FunctionMode:
         data = self.training_data
@@ -72,6 +73,8 @@ class StepMixin:
                 # Lightning skips schedulers that look at an epoch's metrics in the epoch of a resume, because it has
                 # not got those of its first part; ours are in the checkpoint.
                 self.lightning_module.trainer.fit_loop._restarting = False
+        else:
+            self._check_trainable()
         self._reducer.weightless = here.empty
         self._running = mode = self._mode(sink=self._reducer, phase="step")
         self._digest = self.training_data.current_digest
@@ -108,12 +111,23 @@ class StepMixin:
         module = self.lightning_module
         automatic = module.automatic_optimization
         named = [(name, p) for name, p in module.named_parameters() if p.requires_grad or not automatic]
+        self._trainable = {name for name, _ in named}
         if self._reducer is not None:
             self._reducer.forget_functions()
         if self._reducer is None or [id(p) for _, p in named] != [id(p) for _, p in self._reducer.parameters]:
             # By hand one freezes parameters within a step, and runs several graphs forward before one backward.
             options = {"announced": automatic, "frozen_too": not automatic}
             self._reducer = GradientReducer(named, means=MOST_MEANS, **options)
+
+    def _check_trainable(self) -> None:
+        """Within a step the same parameters take part: of one that is frozen midway a part of the sum would be missing."""
+        now = {name for name, parameter in self.lightning_module.named_parameters() if parameter.requires_grad}
+        for name in sorted(now ^ self._trainable):
+            raise UncoveredError(
+                f"the parameter {name} was {'unfrozen' if name in now else 'frozen or removed'} between two micro-batches "
+                f"of one optimizer step, so its gradient would be a part of the sum over the global batch. Change it "
+                f"between two steps, for example in on_train_epoch_start."
+            )
 
     def backward(self, closure_loss: Tensor, optimizer: Any, *args: Any, **kwargs: Any) -> Tensor:
         """Back-propagates the loss as training_step returned it: Lightning's own was divided by the accumulation."""
@@ -137,6 +151,13 @@ class StepMixin:
         module, mode = self.lightning_module, self._running
         if mode is None:
             raise UncoveredError("manual_backward was called outside training_step, where no samples are at hand.")
+        others = sorted({*kwargs} - {"retain_graph"}) + ["another argument"] * len(args)
+        if others and any(value is not None and value is not False for value in (*args, *map(kwargs.get, others))):
+            raise UncoveredError(
+                f"manual_backward was called with {', '.join(others)}: covered is retain_graph. Gradients exist as exact "
+                f"sums after the reduction only, so that no graph of them can be made (create_graph), and each parameter "
+                f"that the loss reaches receives one; multiply the loss by a number instead of passing gradient."
+            )
         with mode.suspended():
             self.pre_backward(loss)
             loss = self.precision_plugin.pre_backward(loss, module)

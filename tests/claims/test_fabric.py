@@ -49,6 +49,7 @@ class Loop:
     strategy: str = "det"
     namespace: str = "lightning.fabric"
     precision: str = "32-true"
+    accelerator: str = "cpu"
     loss: str = "cross_entropy"
     workers: int = 0
     evaluate: int | None = None
@@ -86,7 +87,9 @@ def run(rank: int, world_size: int, port: int, loop: Loop) -> dict[str, Any]:
         strategy = kind(cluster_environment=ranks, **{"accumulate": accumulate, "global_batch": 24, **loop.options})
     else:
         strategy = fabrics.strategies.DDPStrategy(cluster_environment=ranks)
-    fabric = fabrics.Fabric(accelerator="cpu", devices=world_size, strategy=strategy, precision=loop.precision)
+    fabric = fabrics.Fabric(
+        accelerator=loop.accelerator, devices=world_size, strategy=strategy, precision=loop.precision
+    )
     fabric.launch()
     model = Layers(loop.dropout)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.2, momentum=0.9)
@@ -197,3 +200,19 @@ def test_a_loop_goes_on_within_an_epoch_at_another_split(tmp_path, stop):
 
 def test_the_namespace_that_stands_alone_gives_the_same_bytes():
     assert looped(Loop(split=Split(2, 1, 1), namespace="lightning_fabric")) == reference()
+
+
+ON_GPUS = [{}, {"dropout": 0.25}, {"precision": "bf16-mixed"}, {"loss": "two means", "clip": {}}]
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize("change", ON_GPUS, ids=str)
+def test_a_loop_on_one_gpu_has_the_bytes_of_the_cpu(change):
+    assert looped(Loop(split=Split(1, 1, 2), accelerator="gpu", **change)) == looped(Loop(**change))
+
+
+@pytest.mark.cuda
+@pytest.mark.multi_gpu
+@pytest.mark.parametrize("change", ON_GPUS, ids=str)
+def test_a_loop_on_two_gpus_has_the_bytes_of_the_cpu(change):
+    assert looped(Loop(split=Split(2, 1, 1), accelerator="gpu", **change)) == looped(Loop(**change))

@@ -7,6 +7,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch.nn.utils.parametrize import register_parametrization
 from torch.utils.checkpoint import checkpoint
 
 from det_lightning.strategies.given_ranks import free_port
@@ -14,6 +15,17 @@ from tests.claims.processes import on_ranks
 from tests.claims.trainings import CLASSES, HIDDEN, Network, Outcome, Run, Split, train, train_each
 
 SPLITS = [Split(1, 12, 1), Split(1, 1, 12), Split(3, 2, 2)]
+
+
+class LowRank(nn.Module):
+    """A parametrization of torch.nn.utils: weight + high @ low."""
+
+    def __init__(self):
+        super().__init__()
+        self.high, self.low = nn.Parameter(torch.full((CLASSES, 2), 0.1)), nn.Parameter(torch.eye(HIDDEN)[:2] * 0.3)
+
+    def forward(self, weight):
+        return weight + self.high @ self.low
 
 
 class Uses(Network):
@@ -34,6 +46,11 @@ class Uses(Network):
         self.frozen = nn.Linear(HIDDEN, CLASSES, bias=False).requires_grad_(False)
         with torch.no_grad():
             self.frozen.weight.copy_(torch.rand(CLASSES, HIDDEN, generator=generator) - 0.5)
+        self.parametrized = nn.Linear(HIDDEN, CLASSES)
+        with torch.no_grad():
+            for parameter in self.parametrized.parameters():
+                parameter.copy_(torch.rand(parameter.shape, generator=generator) - 0.5)
+        register_parametrization(self.parametrized, "weight", LowRank())
         self.register_buffer("index", torch.tensor([4, 4, 0]))
         self.register_buffer("mask", (torch.rand(CLASSES, HIDDEN, generator=generator) > 0.3).float())
 
@@ -57,6 +74,18 @@ def tokens(self, x, h, y):
     return loss(self.classify(sequence[:, 0] * 0.5 + sequence[:, 1] - sequence[:, 2]), y)
 
 
+def table_by_a_buffer(self, x, h, y):
+    shifted = h.unsqueeze(1) * self.table[self.index]
+    constant = torch.arange(5, device=x.device)
+    return loss(self.classify(shifted.unbind(1)[1] + self.table[constant][3]), y)
+
+
+def queries(self, x, h, y):
+    """Samples in the dimension 1."""
+    spread = self.table[:3].unsqueeze(1).expand(-1, len(x), -1) + h.unsqueeze(0) * self.table[3:6].unsqueeze(1)
+    return loss(self.classify(spread.unbind(0)[1] - spread.unbind(0)[2]), y)
+
+
 def tied(self, x, h, y):
     again = F.relu(h) @ self.hidden.weight - x
     return loss(self.classify(h), y) + 0.1 * F.mse_loss(again, x)
@@ -66,6 +95,11 @@ def standardised(self, x, h, y):
     w = self.output.weight
     centred = w - w.mean(1, keepdim=True)
     return loss(F.linear(F.relu(h), centred / (centred.square().mean(1, keepdim=True) + 1e-5).sqrt()), y)
+
+
+def pruned(self, x, h, y):
+    w = self.output.weight
+    return loss(F.linear(F.relu(h * self.scale.exp().detach()), w * (w.abs() > 0.1) * self.scale.exp().detach()), y)
 
 
 def in_place(self, x, h, y):
@@ -86,12 +120,13 @@ def two_denominators(self, x, h, y):
 
 
 def checkpointed(self, x, h, y):
-    width = torch.tanh(self.shift)
+    width, half = torch.tanh(self.shift), torch.tensor(0.5, device=x.device)
 
     def region(h, scale, width):
-        return F.relu(h * scale + width) * torch.sigmoid(self.scale) + self.shift * width
+        return F.relu(h * scale + width) * torch.sigmoid(self.scale * half) + self.shift * width
 
-    return loss(self.output(checkpoint(region, h, self.scale, width, use_reentrant=False)), y)
+    logits = self.output(checkpoint(region, h, self.scale, width, use_reentrant=False))
+    return loss(logits, y) + 0.0005 * (logits * logits).sum()  # two denominators: computed again for each
 
 
 USES = {
@@ -101,21 +136,30 @@ USES = {
     "0-dim scale": lambda self, x, h, y: loss(self.classify(self.single * h + self.single), y),
     "gate": lambda self, x, h, y: loss(self.classify(torch.sigmoid(self.scale) * h), y),
     "exponential": lambda self, x, h, y: loss(self.classify(h) * self.single.exp(), y),
+    "clamped": lambda self, x, h, y: loss(self.classify(h) * self.single.exp().clamp(max=1.2), y),
+    "keywords": lambda self, x, h, y: loss(
+        self.classify(torch.mul(input=torch.add(h, other=self.shift), other=self.scale)), y
+    ),
+    "queries": queries,
+    "rows chosen by samples": lambda self, x, h, y: loss(
+        self.classify(h + F.one_hot((x[:, 0] > 0).long(), 9).to(h.dtype) @ self.table), y
+    ),
+    "a mask token": lambda self, x, h, y: loss(self.classify(torch.where(h > 0, h, self.shift.expand_as(h))), y),
+    "parametrized": lambda self, x, h, y: loss(self.parametrized(F.relu(h)), y),
     "prelu": lambda self, x, h, y: loss(self.output(F.relu(h) - self.single * F.relu(-h)), y),
     "tokens": tokens,
     "repeated token": lambda self, x, h, y: loss(
         self.classify(torch.cat([self.token.repeat(len(x), 1, 1), h.unsqueeze(1)], 1).view(len(x), -1)[:, :HIDDEN] + h),
         y,
     ),
-    "a table by a buffer": lambda self, x, h, y: loss(
-        self.classify((h.unsqueeze(1) * self.table[self.index]).unbind(1)[1] + self.table[torch.arange(5)][3]), y
-    ),
+    "a table by a buffer": table_by_a_buffer,
     "concatenated weight": lambda self, x, h, y: loss(F.linear(h, torch.cat([self.low, self.part, self.low[:1]])), y),
     "transposed weight": lambda self, x, h, y: loss(self.classify(h @ F.linear(self.low.t(), self.low.t())), y),
     "tied": tied,
     "low rank": lambda self, x, h, y: loss(F.linear(F.relu(h), self.frozen.weight + 2.0 * (self.high @ self.low)), y),
     "standardised": standardised,
     "masked": lambda self, x, h, y: loss(F.linear(F.relu(h), self.output.weight * self.mask, self.output.bias), y),
+    "pruned": pruned,
     "in place": in_place,
     "a penalty of the same function": with_a_penalty,
     "two denominators": two_denominators,
@@ -180,6 +224,39 @@ def test_it_is_the_stock_training_up_to_rounding(name):
 def test_the_stock_strategy_fails_the_same_check(name):
     whole, thirds = (plain(name, split, 48) for split in (Split(1, 12, 1), Split(1, 4, 3)))
     assert whole.weights[0] == thirds.weights[0] and whole.weights[-1] != thirds.weights[-1]
+
+
+class ByHand(Uses):
+    """One gate, used by two losses that go backward one after the other."""
+
+    def __init__(self):
+        super().__init__("")
+        self.automatic_optimization = False
+
+    def training_step(self, batch, batch_idx):
+        x, y = batch
+        gate = torch.sigmoid(self.scale)
+        h = self.hidden(x)
+        self.manual_backward(loss(self.classify(h.detach() * gate), y), retain_graph=True)
+        second = 0.5 * loss(self.classify(gate * h + self.shift), y) + 0.01 * gate.sum()
+        self.manual_backward(second)
+        self.optimizers().step()
+        self.optimizers().zero_grad()
+        return second.detach()
+
+
+def test_a_function_of_parameters_may_be_used_by_two_losses_by_hand():
+    def run(split: Split, **options) -> Run:
+        options = {"options": {"global_batch": 12}, **options}
+        return Run(split=split, steps=3, samples=40, build=ByHand, **options)
+
+    unclipped = {"gradient_clip_val": None}
+    one = train(0, 1, free_port(), run(Split(1, 12, 1), trainer=unclipped))
+    two = on_ranks(2, train, run(Split(2, 6, 1), trainer=unclipped))[0]
+    assert one.weights == two.weights and len(set(one.weights)) == 4
+    stock = run(Split(1, 12, 1), trainer={**unclipped, "strategy": "auto"}, strategy="ddp", options={})
+    a, b = (np.frombuffer(o.weights[2], np.float32) for o in (one, train(0, 1, free_port(), stock)))
+    assert np.abs(a - b).max() < 1e-5
 
 
 class Unlike(Uses):

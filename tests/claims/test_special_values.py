@@ -95,3 +95,27 @@ class ZeroFirst(Network):
         super().__init__()
         with torch.no_grad():
             self.hidden.weight.zero_()
+
+
+class OppositeLosses(Network):
+    """Two infinite means, one taken from the other: processors differ in the sign of that NaN."""
+
+    def training_step(self, batch, batch_idx):
+        x, y = batch
+        output, target = self(x), torch.nn.functional.one_hot(y, self.output.out_features).to(x.dtype)
+        loss = torch.nn.functional.mse_loss(output, target) - torch.nn.functional.mse_loss(output, 2.0 * target)
+        self.log("loss", loss, sync_dist=True)
+        return loss
+
+
+def overflowing(count: int) -> TensorDataset:
+    x, y = spread_samples(count).tensors
+    x[5::24, 3] = 1e38
+    return TensorDataset(x, y)
+
+
+def test_a_loss_that_is_not_a_number_has_the_bits_of_the_one_nan():
+    run = Run(build=OppositeLosses, data=overflowing, steps=2, trainer={"gradient_clip_val": None})
+    for split in (Split(1, 24, 1), Split(2, 4, 3)):
+        losses = trained(replace(run, split=split)).losses
+        assert [int.from_bytes(loss, "little") for loss in losses] == [NAN_BITS] * 2

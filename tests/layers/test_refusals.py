@@ -172,7 +172,7 @@ PARAMETER_USES = {
     "expand": lambda self, x, h, y: self.scale.expand(3, HIDDEN),
     "repeat": lambda self, x, h, y: self.scale.repeat(12, 2),
     "mul": lambda self, x, h, y: h[:, :CLASSES] * self.table,
-    "sub": lambda self, x, h, y: h[0] - self.table[:, :1],
+    "sub": lambda self, x, h, y: h[0, :CLASSES] - self.table,
     "div": lambda self, x, h, y: h[:1, :CLASSES] / self.table,
     "rand_like": lambda self, x, h, y: torch.rand_like(self.scale),
     "dropout": lambda self, x, h, y: F.dropout(self.scale, 0.1),
@@ -195,6 +195,7 @@ def test_a_use_of_a_parameter_that_is_not_covered_is_refused_with_the_line_to_wr
         UncoveredError, match=rf"{name}.*, called in .*(Write|Covered|Return|change \.grad|bring them there)"
     ) as refusal:
         fit(build)
+    assert ("F.one_hot(index" in str(refusal.value)) == (use in ("getitem", "embedding"))
     if name not in ("rand_like", "dropout", "register_hook", "backward"):
         assert re.search(r"parameter (scale|table)\b", str(refusal.value))
 
@@ -271,6 +272,7 @@ BROADCASTS = {
     "setitem": lambda h: h.new_zeros(12, HIDDEN).__setitem__(slice(None), h[:1]),
     "setitem with indices": lambda h: h.new_zeros(12, HIDDEN).__setitem__(torch.arange(12), h),
     "expand": lambda h: h[:1].expand(12, HIDDEN),
+    "where": lambda h: torch.where(h > 0, h, h[:, :1]),
     "add with alpha": lambda h: torch.add(h, h, alpha=0.5),
     "div, floored": lambda h: torch.div(h, 2.0, rounding_mode="floor"),
 }
@@ -384,6 +386,34 @@ def test_random_augmentation_in_the_data_set_is_refused_in_training_and_not_in_v
     fit(Validating, trainer={"num_sanity_val_steps": 1})
 
 
+def test_random_numbers_for_a_constant_are_refused_also_where_it_has_as_many_rows_as_the_batch():
+    class Noisy(Network):
+        def __init__(self):
+            super().__init__()
+            self.register_buffer("levels", torch.zeros(12, FEATURES))
+
+        def training_step(self, batch, batch_idx):
+            return F.cross_entropy(self(batch[0] + torch.rand_like(self.levels)), batch[1])
+
+    with pytest.raises(
+        UncoveredError, match=r"random numbers for a constant of shape \[12, 12\].* belongs to a sample"
+    ):
+        fit(Noisy)
+
+
+def test_a_buffer_with_as_many_rows_as_the_batch_is_not_taken_for_samples():
+    class Normed(Network):
+        def __init__(self):
+            super().__init__()
+            self.register_buffer("levels", torch.linspace(1, 2, 12 * FEATURES).view(12, FEATURES))
+
+        def training_step(self, batch, batch_idx):
+            largest = self.levels.max(0).values
+            return F.cross_entropy(self(batch[0] / largest * self.levels[3]), batch[1])
+
+    assert len(set(fit(Normed).weights)) == 3
+
+
 def test_reentrant_checkpointing_and_other_hooks_on_saved_tensors_are_refused():
     def reentrant(self, batch, batch_idx):
         x, y = batch
@@ -417,6 +447,10 @@ LOSSES = {
     "a tensor times a mean": (lambda self, b: torch.tensor(0.5) * loss_of(self, b), "mul is applied to a mean"),
     "a mean in the items": (lambda self, b: (per_item(self, b) * loss_of(self, b)).mean(), "mul is applied to a mean"),
     "a mean in a view": (lambda self, b: loss_of(self, b).expand(3).mean(), "expand is applied to a mean"),
+    "samples chosen by a mask": (
+        lambda self, b: per_item(self, b)[b[1] > 1].mean(),
+        r"getitem with a gradient.*\.exact_mean\(values, mask\)",
+    ),
     "samples left out": (lambda self, b: per_item(self, b)[:5].mean(), "mean over 5 items of 12 samples.* all true"),
     "a sum over its samples": (
         lambda self, b: F.cross_entropy(self(b[0]), b[1], reduction="sum") / len(b[0]),
@@ -529,6 +563,16 @@ def shuffled(self, batch):
     return F.cross_entropy(self(x[torch.argsort(y)]), y)
 
 
+def from_the_first(self, batch):
+    x, y = batch
+    return F.cross_entropy(self(x - x[0]), y)
+
+
+def scaled_by_the_last(self, batch):
+    x, y = batch
+    return F.cross_entropy(self(x * (x[-1:, :1] + 0.5)), y)
+
+
 def into_a_buffer(self, batch):
     self.centre.mul_(0.9).add_(batch[0].mean())
     return loss_of(self, batch)
@@ -548,6 +592,8 @@ def into_a_buffer(self, batch):
         largest_of_each_feature,
         mixed_up,
         shuffled,
+        from_the_first,
+        scaled_by_the_last,
         into_a_buffer,
     ],
 )
@@ -743,9 +789,33 @@ class Unfreezes(Network):
         self.hidden.requires_grad_(batch_idx >= self.at)
 
 
+class Freezes(Network):
+    def on_train_batch_start(self, batch, batch_idx):
+        self.output.bias.requires_grad_(batch_idx % 3 != 2)
+
+
+def test_a_parameter_that_is_frozen_within_a_step_is_named():
+    with pytest.raises(UncoveredError, match=r"output\.bias was frozen or removed between two micro-batches"):
+        fit(Freezes, split=Split(1, 4, 3))
+
+
+@pytest.mark.parametrize("option", [{"create_graph": True}, {"inputs": []}, {"gradient": torch.ones(())}])
+def test_manual_backward_with_more_than_retain_graph_is_refused(option):
+    class ByHand(Network):
+        def __init__(self):
+            super().__init__()
+            self.automatic_optimization = False
+
+        def training_step(self, batch, batch_idx):
+            self.manual_backward(loss_of(self, batch), retain_graph=False, **option)
+
+    with pytest.raises(UncoveredError, match=rf"with {next(iter(option))}: covered is retain_graph"):
+        fit(ByHand, trainer={"gradient_clip_val": None})
+
+
 def test_a_layer_may_be_unfrozen_between_two_steps_and_not_within_one():
     split = Split(1, 4, 3)
-    with pytest.raises(UncoveredError, match=r"shape \(16, 12\) .* was frozen when the step began"):
+    with pytest.raises(UncoveredError, match=r"hidden\.bias was unfrozen between two micro-batches"):
         fit(lambda: Unfreezes(1), split=split)
     module = Unfreezes(3)
     before = module.hidden.weight.clone()
@@ -833,6 +903,8 @@ STEPS = {
     "arithmetic": lambda h: -(1.0 - h * 2.0) / (h * h + 3.0) - torch.sub(h, 1) + h / (1.0 + h * h),
     "in place": lambda h: h.clone().mul_(2.0).add_(h).sub_(1.0).div_(3.0).neg_(),
     "ravel": lambda h: h.ravel(),
+    "choices": lambda h: torch.where(h > 0, h, -2.0 * h) + h.masked_fill(h > 0.1, 0.0) + h.where(h < 0, 0.5),
+    "part without gradient": lambda h: h * h.detach() + h.data,
     "keywords": lambda h: F.relu(input=F.linear(input=h, weight=torch.eye(HIDDEN), bias=None)),
 }
 

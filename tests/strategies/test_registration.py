@@ -49,7 +49,7 @@ def one_rank(tmp_path_factory) -> str:
     ],
     ids=["popen", "fork", "spawn", "torchrun"],
 )
-def test_every_launcher_gives_the_same_bytes(strategy, prefix, tmp_path, one_rank):
+def test_C45_every_launcher_gives_the_same_bytes(strategy, prefix, tmp_path, one_rank):
     out = tmp_path / "digest.txt"
     python(*prefix, SCRIPT, "lightning.pytorch", strategy, "2", str(out), cwd=tmp_path)
     assert out.read_text().split() == ["2", "7", one_rank]
