@@ -1,5 +1,6 @@
 """The ledger callback: it changes nothing, survives a kill, continues a resumed run, and refuses another run's directory."""
 
+import itertools
 import json
 import os
 import signal
@@ -8,6 +9,8 @@ from pathlib import Path
 
 import pytest
 import torch
+from det_lightning.callbacks.fault_guard import FaultGuard
+from det_lightning.callbacks.replica_guard import ReplicaGuard
 from det_lightning.callbacks.weight_ledger import WeightLedger
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import Callback, ModelCheckpoint
@@ -420,3 +423,48 @@ def test_clip_norms_are_recorded_with_the_step_they_belong_to_when_one_clips_by_
     # Of all gradients that stand there: those of the other network too.
     assert all(bits_float(clip["norm"]) <= norm for clip, norm in zip(clips[1::2], norms, strict=True))
     assert all(0.0 < bits_float(clip["coefficient"]) < 1.0 for clip in clips[1::2])
+
+
+def fit_in_every_order(folder: Path) -> tuple[int, list[str]]:
+    """How many orders of callbacks there are, and the distinct final traces of the same training under all of them."""
+    quiet_lightning()
+    found = set()
+    orders = list(itertools.permutations(range(4)))
+    for number, order in enumerate(orders):
+        saver = ModelCheckpoint(folder / f"saved-{number}", every_n_train_steps=2, save_top_k=-1, filename="{step}")
+        guards = FaultGuard(products_every_n_steps=2), ReplicaGuard()
+        path = folder / str(number)
+        callbacks = [(WeightLedger(path), *guards, saver)[place] for place in order]
+        arguments = QUIET_TRAINER | {"enable_checkpointing": True}
+        module, loader = build()
+        Trainer(
+            accelerator="cpu", devices=1, strategy=DetStrategy(seed=4), max_steps=4, callbacks=callbacks, **arguments
+        ).fit(module, loader)
+        with LedgerReader(path) as reader:
+            assert reader.verify_chain().sound and reader.closed and len(reader.checkpoints()) == 2
+            found.add(reader.record(4).trace)
+    return len(orders), sorted(found)
+
+
+def test_callbacks_in_any_order_record_the_same_run(tmp_path):
+    orders, traces = in_new_process(fit_in_every_order, tmp_path)
+    assert (orders, len(traces)) == (24, 1)
+
+
+def two_ledgers_in_one_directory(path: Path) -> None:
+    quiet_lightning()
+    module, loader = build()
+    callbacks = [WeightLedger(path), OtherLedger(path)]
+    options = {"accelerator": "cpu", "devices": 1, "strategy": DetStrategy(seed=4), "max_steps": 2, **QUIET_TRAINER}
+    Trainer(callbacks=callbacks, **options).fit(module, loader)
+
+
+class OtherLedger(WeightLedger):
+    @property
+    def state_key(self) -> str:
+        return "other"
+
+
+def test_two_ledgers_of_one_trainer_need_two_directories(tmp_path):
+    with pytest.raises(Failed, match="already holds a ledger"):
+        in_new_process(two_ledgers_in_one_directory, tmp_path / "ledger")
