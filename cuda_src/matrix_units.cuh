@@ -1,4 +1,5 @@
-// The int8 tensor cores of any GPU since compute capability 8.0: a warp multiplies 16 rows by 8 columns over 32 terms.
+// The tensor cores of any GPU since compute capability 8.0: a warp multiplies 16 rows by 8 columns, over 32 terms of int8 or 8
+// of float64.
 #pragma once
 
 #include "formats.cuh"
@@ -27,6 +28,22 @@ __device__ __forceinline__ void multiply_first(int (&d)[4], const uint32 (&a)[4]
     asm volatile("mma.sync.aligned.m16n8k32.row.col.s32.s8.s8.s32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%10, %10, %10, %10};"
                  : "=r"(d[0]), "=r"(d[1]), "=r"(d[2]), "=r"(d[3])
                  : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1), "r"(0));
+}
+
+// d += 16 rows by 8 columns over 8 terms. Of lane (g, t) = (lane / 4, lane % 4): d of rows g, g, g + 8, g + 8 and columns
+// 2t, 2t + 1; a of rows g, g + 8, g, g + 8 and b of column g, of terms t (first) and t + 4 (second).
+__device__ __forceinline__ void multiply_float64(double (&d)[4], const double (&a)[4], double b0, double b1) {
+#if __CUDA_ARCH__ >= 900
+    asm volatile("mma.sync.aligned.m16n8k8.row.col.f64.f64.f64.f64 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+                 : "+d"(d[0]), "+d"(d[1]), "+d"(d[2]), "+d"(d[3])
+                 : "d"(a[0]), "d"(a[1]), "d"(a[2]), "d"(a[3]), "d"(b0), "d"(b1));
+#else
+#pragma unroll
+    for (int n = 0; n < 4; n++)  // 8 rows over 4 terms each
+        asm volatile("mma.sync.aligned.m8n8k4.row.col.f64.f64.f64.f64 {%0, %1}, {%2}, {%3}, {%0, %1};"
+                     : "+d"(d[n % 2 * 2]), "+d"(d[n % 2 * 2 + 1])
+                     : "d"(a[n]), "d"(n < 2 ? b0 : b1));
+#endif
 }
 
 __device__ __forceinline__ void commit_copies() { asm volatile("cp.async.commit_group;" ::: "memory"); }

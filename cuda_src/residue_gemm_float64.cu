@@ -14,22 +14,6 @@ constexpr int THREADS = 256;
 constexpr int STAGES = 3;
 constexpr int STAGE_BYTES = 2 * BLOCK_BYTES;
 
-// d += 16 rows by 8 columns over 8 terms. Of lane (g, t) = (lane / 4, lane % 4): d of rows g, g, g + 8, g + 8 and columns
-// 2t, 2t + 1; a of rows g, g + 8, g, g + 8 and b of column g, of terms t (first) and t + 4 (second).
-__device__ __forceinline__ void multiply_float64(double (&d)[4], const double (&a)[4], double b0, double b1) {
-#if __CUDA_ARCH__ >= 900
-    asm volatile("mma.sync.aligned.m16n8k8.row.col.f64.f64.f64.f64 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
-                 : "+d"(d[0]), "+d"(d[1]), "+d"(d[2]), "+d"(d[3])
-                 : "d"(a[0]), "d"(a[1]), "d"(a[2]), "d"(a[3]), "d"(b0), "d"(b1));
-#else
-#pragma unroll
-    for (int n = 0; n < 4; n++)  // 8 rows over 4 terms each
-        asm volatile("mma.sync.aligned.m8n8k4.row.col.f64.f64.f64.f64 {%0, %1}, {%2}, {%3}, {%0, %1};"
-                     : "+d"(d[n % 2 * 2]), "+d"(d[n % 2 * 2 + 1])
-                     : "d"(a[n]), "d"(n < 2 ? b0 : b1));
-#endif
-}
-
 // Two terms of a row of a block; which two are the third and the seventh of eight does not matter, for both operands agree.
 __device__ __forceinline__ double2 two_terms(const char* block, int row, int chunk) {
     return *reinterpret_cast<const double2*>(block + row * BLOCK + float64_chunk(row, chunk) * 16);

@@ -17,6 +17,6 @@ COMPILER = shutil.which("g++") or shutil.which("clang++")
 def test_integers_become_residues_and_their_sums_of_products_come_back(tmp_path, moduli):
     program = tmp_path / "residues"
     flags = ["-std=c++17", "-O2", "-ffp-contract=off", "-Wno-unknown-pragmas", f"-DMODULI={moduli}"]
-    folders = [f"-I{HERE}", f"-I{cuda_compile.SOURCE_FOLDER}"]
+    folders = [f"-I{HERE / 'emulator'}", f"-I{cuda_compile.SOURCE_FOLDER}"]
     subprocess.run([COMPILER, *flags, *folders, HERE / "float64_residues.cpp", "-o", program], check=True)
     assert subprocess.run([program], capture_output=True, text=True).stdout == "exact\n"
