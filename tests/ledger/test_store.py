@@ -1,3 +1,6 @@
+import errno
+import os
+
 import pytest
 
 from det_lightning.errors import LedgerError
@@ -126,9 +129,6 @@ def test_an_append_that_is_refused_leaves_the_ledger_as_it_was(tmp_path, agree, 
 
 
 def test_a_disk_that_takes_only_part_of_a_line_leaves_no_part_of_it(tmp_path, monkeypatch):
-    import errno
-import os
-
     writer = LedgerWriter.create(tmp_path / "run", recipe={}, environment={}, entry={})
     append_steps(writer, range(3))
     whole = os.write
