@@ -61,8 +61,7 @@ def _are_plain_matrices(a: torch.Tensor, b: torch.Tensor) -> bool:
         and of_a[1] == of_b[0]
         and a.dtype in FLOAT_DTYPES
         and b.dtype in FLOAT_DTYPES
-        and (a.is_cuda or a.is_cpu)
-        and (b.is_cuda or b.is_cpu)
+        and (a.is_cuda or a.is_cpu)  # and b, or the dispatcher refuses it
         and a.layout is b.layout is torch.strided
         and not is_traced(a, b)
     )

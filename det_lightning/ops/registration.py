@@ -21,9 +21,10 @@ def is_traced(*tensors: torch.Tensor | None) -> bool:
     if torch.compiler.is_compiling():
         return True
     recording = torch.is_grad_enabled()
-    return any(
-        isinstance(t, torch.Tensor) and ((recording and t.requires_grad) or type(t) not in _PLAIN) for t in tensors
-    )
+    for t in tensors:  # noqa: SIM110 - a generator would take longer than the questions
+        if isinstance(t, torch.Tensor) and ((recording and t.requires_grad) or type(t) not in _PLAIN):
+            return True
+    return False
 
 
 def _refuse_a_second_copy() -> None:

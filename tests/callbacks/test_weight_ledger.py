@@ -17,6 +17,7 @@ from lightning.pytorch.callbacks import Callback, ModelCheckpoint
 from lightning.pytorch.strategies import DDPStrategy
 
 from det_lightning.errors import InputError
+from det_lightning.kernels.cpu import gemm_int8
 from det_lightning.ledger.record import bits_float
 from det_lightning.ledger.store import LedgerReader
 from det_lightning.replay import replay
@@ -91,6 +92,7 @@ def test_it_records_under_a_stock_strategy_what_that_strategy_knows(tmp_path):
     in_new_process(record_under_ddp, tmp_path / "ledger")
     with LedgerReader(tmp_path / "ledger") as reader:
         assert reader.recipe["arithmetic"] == "stock DDPStrategy"
+        assert reader.environment["engine"] == ("int8" if gemm_int8.is_fast() else "float64")
         assert (reader.first_step, reader.last_step, reader.closed) == (0, 5, True)
         assert reader.record(3).agree["sample_ids"] is None
         assert set(reader.leaves(reader.record(3), "gradients")) == {

@@ -54,7 +54,9 @@ def products() -> None:
         for path in ("steps", "whole"):
             cuda_gemm.gemm(x, w, None, FLOAT32, "int8", moduli=moduli, path=path)
             cuda_gemm.gemm(x.bfloat16(), w, bias, BFLOAT16, "int8", moduli=moduli, path=path)
-        cuda_gemm.add_gemm_digits(digits, x, w, "int8", moduli=moduli)
+        cuda_gemm.gemm(x, w, bias, FLOAT32, "float64", moduli=moduli)
+        for engine in ("int8", "float64"):
+            cuda_gemm.add_gemm_digits(digits, x, w, engine, moduli=moduli)
         for terms, form in ((60, FLOAT32), (64, BFLOAT16), (120, FLOAT32)):
             batch = x[:, :terms].expand(2, -1, -1).contiguous(), w[:, :terms].expand(2, -1, -1).contiguous()
             cuda_gemm.gemm(*batch, None, form, "int8", moduli=moduli, path="short")

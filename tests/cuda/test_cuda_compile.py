@@ -30,11 +30,20 @@ def test_every_source_compiles_for_the_hopper_it_names_without_a_warning(source)
 
 @pytest.mark.parametrize("moduli", [4, 16])
 @pytest.mark.parametrize(
-    "name", ["residue_convert", "residue_round", "residue_short", "residue_whole", "residue_windowed"]
+    "name",
+    ["residue_convert", "residue_round", "residue_short", "residue_whole", "residue_windowed", "residue_gemm_float64"],
 )
 def test_residues_compile_for_any_number_of_moduli(name, moduli):
     source = cuda_compile.SOURCE_FOLDER / f"{name}.cu"
     cubin, log = cuda_compile.compile_with_log(source, "sm_90", {"MODULI": moduli})
+    assert cubin.startswith(ELF) and log == ""
+
+
+@pytest.mark.parametrize("architecture", ["sm_80", "sm_90"])
+@pytest.mark.parametrize("name", ["residue_convert", "residue_round", "residue_windowed"])
+def test_what_stands_around_the_float64_products_compiles(name, architecture):
+    source = cuda_compile.SOURCE_FOLDER / f"{name}.cu"
+    cubin, log = cuda_compile.compile_with_log(source, architecture, {"MODULI": 12, "FLOAT64_RESIDUES": 1})
     assert cubin.startswith(ELF) and log == ""
 
 

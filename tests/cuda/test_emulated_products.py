@@ -18,7 +18,7 @@ from . import emulator as emulation  # noqa: E402
 from .conftest import to_bits  # noqa: E402
 from .test_products_on_gpu import DATA, assert_same, normal, numbers  # noqa: E402
 
-pytestmark = pytest.mark.skipif(emulation.COMPILER is None, reason="no g++")
+pytestmark = pytest.mark.skipif(emulation.COMPILER is None, reason="no g++ since 12")
 
 
 @pytest.fixture(scope="module")

@@ -13,7 +13,18 @@ from pathlib import Path
 from det_lightning.kernels import cuda_compile
 
 HERE = Path(__file__).resolve().parent
-COMPILER = shutil.which("g++")
+
+
+def _compiler() -> str | None:
+    """g++ with 16-bit floats, if there is one."""
+    path = shutil.which("g++")
+    if path is None:
+        return None
+    version = subprocess.run([path, "-dumpversion"], capture_output=True, text=True).stdout
+    return path if int(version.split(".")[0]) >= 12 else None
+
+
+COMPILER = _compiler()
 FLAGS = (
     "-std=c++17", "-O2", "-fPIC", "-shared", "-ffp-contract=off", "-frounding-math", "-fno-strict-aliasing", "-w",
 )  # fmt: skip
