@@ -7,9 +7,21 @@ from __future__ import annotations
 import errno
 import fcntl
 import os
+import weakref
 from pathlib import Path
 
 from det_lightning.errors import LedgerError
+
+_locked: weakref.WeakSet[AppendFile] = weakref.WeakSet()
+
+
+def _leave_to_parent() -> None:
+    """A forked child, such as a worker that loads data, has no part in the lock: it may outlive a parent that was killed."""
+    for file in list(_locked):
+        file.close()
+
+
+os.register_at_fork(after_in_child=_leave_to_parent)
 
 
 class AppendFile:
@@ -38,16 +50,17 @@ class AppendFile:
                 os.ftruncate(self._descriptor, size)
             self.size = os.fstat(self._descriptor).st_size
         except OSError as error:
-            os.close(self._descriptor)
+            self.close()
             raise LedgerError(f"{path} cannot be opened for writing: {error.strerror}") from None
         except LedgerError:
-            os.close(self._descriptor)
+            self.close()
             raise
 
     def _lock(self) -> None:
         """Where the file system has no locks, two writers are still noticed by the size they find."""
         try:
             fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            _locked.add(self)
         except BlockingIOError:
             raise LedgerError(
                 f"{self.path} is being written by another process, or by another callback of this one; give every run a "
@@ -99,4 +112,7 @@ class AppendFile:
             raise LedgerError(f"{self.path} cannot be flushed to disk: {error.strerror}") from None
 
     def close(self) -> None:
-        os.close(self._descriptor)
+        """A second call does nothing."""
+        descriptor, self._descriptor = self._descriptor, -1
+        if descriptor >= 0:
+            os.close(descriptor)

@@ -1,6 +1,7 @@
 """What disks, other processes, clocks and people do to a ledger: it stays sound, or the error says what happened."""
 
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -236,3 +237,34 @@ def test_a_forked_child_does_not_end_its_parents_ledger(tmp_path):
     writer.close()
     report = verify_chain(tmp_path / "run")
     assert (report.sound, report.records, report.closed) == (True, 9, True)
+
+
+ORPHAN = """
+import os, signal, sys, time
+from det_lightning.ledger.store import LedgerWriter
+from tests.ledger.example_runs import append_steps
+writer = LedgerWriter.create(sys.argv[1], recipe={}, environment={}, entry={})
+append_steps(writer, range(4))
+child = os.fork()
+if child == 0:
+    time.sleep(60)
+    os._exit(0)
+print(child, flush=True)
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def test_a_worker_that_outlives_a_killed_run_does_not_keep_its_ledger_locked(tmp_path):
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    run = subprocess.Popen(
+        [sys.executable, "-c", ORPHAN, str(tmp_path / "run")], env=environment, stdout=subprocess.PIPE, text=True
+    )
+    orphan = int(run.stdout.readline())
+    try:
+        assert run.wait(timeout=60) == -signal.SIGKILL
+        os.kill(orphan, 0)  # it is there
+        trace = trace_at(tmp_path / "run", 3)
+        LedgerWriter.reopen(tmp_path / "run", step=3, trace=trace, environment={}).close()
+    finally:
+        os.kill(orphan, signal.SIGKILL)
+        run.stdout.close()
