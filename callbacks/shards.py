@@ -51,7 +51,14 @@ class Shards:
 
     @classmethod
     def of(cls, model: torch.nn.Module) -> "Shards | None":
-        """None if every rank holds all of `model`. Collective if not. Raises InputError without a process group."""
+        """None if every rank holds all of `model`. Collective if not. Raises InputError for shards of a kind that is not
+        known: parameters that DeepSpeed partitioned, or `use_orig_params=False`."""
+        for name, parameter in model.named_parameters():
+            if hasattr(parameter, "ds_id"):
+                raise InputError(
+                    f"DeepSpeed has partitioned {name} (ZeRO stage 3), and no rank knows which part it holds; train with "
+                    f"strategy='fsdp' or a lower stage, or leave the ledger out"
+                )
         found = flat_shards(model)
         flat = {logical_name(name): found[id(each)] for name, each in model.named_parameters() if id(each) in found}
         if not flat and not any(type(each).__name__ == "DTensor" for each in model.parameters()):

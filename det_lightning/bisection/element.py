@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy
 
@@ -10,22 +11,42 @@ from det_lightning.bisection.bit_values import bits_of, decimal_of, ulps_between
 
 
 @dataclass(frozen=True)
-class ElementDifference:
-    """index: of the first differing element in row-major order. count: how many of `size` elements differ.
+class ElementPair:
+    """One element of two tensors.
 
-    reference_bits, candidate_bits: hex; reference, candidate: decimal. ulps: floats of this type between the two, None
-    for other types and NaN.
+    index: of the element, one number per dimension. reference_bits, candidate_bits: hex; reference, candidate: decimal.
+    ulps: floats of this type between the two, None for other types and NaN.
     """
 
     index: tuple[int, ...]
-    count: int
-    size: int
     dtype: str
     reference_bits: str
     candidate_bits: str
     reference: str
     candidate: str
     ulps: int | None
+
+
+@dataclass(frozen=True)
+class ElementDifference(ElementPair):
+    """The first element, in row-major order, in which two tensors differ. count: how many of `size` elements differ."""
+
+    count: int
+    size: int
+
+
+def pair_fields(array: numpy.ndarray, place: int, before: int, after: int, dtype: str) -> dict[str, Any]:
+    """The fields of an ElementPair for the bits of element number `place`; array: of the tensors' shape and item type."""
+    width = 2 * array.dtype.itemsize
+    return {
+        "index": tuple(int(i) for i in numpy.unravel_index(place, array.shape)),
+        "dtype": dtype,
+        "reference_bits": f"{before:0{width}x}",
+        "candidate_bits": f"{after:0{width}x}",
+        "reference": decimal_of(before, dtype, array.dtype),
+        "candidate": decimal_of(after, dtype, array.dtype),
+        "ulps": ulps_between(before, after, dtype),
+    }
 
 
 def element_difference(reference: numpy.ndarray, candidate: numpy.ndarray, *, dtype: str) -> ElementDifference | None:
@@ -38,16 +59,5 @@ def element_difference(reference: numpy.ndarray, candidate: numpy.ndarray, *, dt
     if not len(differing):
         return None
     first = int(differing[0])
-    before, after = int(ours[first]), int(theirs[first])
-    width = reference.dtype.itemsize
-    return ElementDifference(
-        index=tuple(int(i) for i in numpy.unravel_index(first, reference.shape)),
-        count=len(differing),
-        size=reference.size,
-        dtype=dtype,
-        reference_bits=f"{before:0{2 * width}x}",
-        candidate_bits=f"{after:0{2 * width}x}",
-        reference=decimal_of(before, dtype, reference.dtype),
-        candidate=decimal_of(after, dtype, reference.dtype),
-        ulps=ulps_between(before, after, dtype),
-    )
+    pair = pair_fields(reference, first, int(ours[first]), int(theirs[first]), dtype)
+    return ElementDifference(**pair, count=len(differing), size=reference.size)

@@ -12,28 +12,15 @@ import numpy
 from blake3 import blake3
 
 from det_lightning.bisection.bit_flip import digest_delta, find_flipped_bit, mix_words, words_of
-from det_lightning.bisection.bit_values import decimal_of, ulps_between
+from det_lightning.bisection.element import ElementPair, pair_fields
 from det_lightning.errors import InputError
 
 
 @dataclass(frozen=True)
-class FlippedBit:
-    """One flipped bit of a tensor.
+class FlippedBit(ElementPair):
+    """One flipped bit of a tensor: the element before and after. bit: 0 is the lowest of the element."""
 
-    index: of the element, one number per dimension. bit: 0 is the lowest of the element.
-    reference_bits, candidate_bits: the element before and after, in hex; reference, candidate: the same in
-    decimal.
-    ulps: how many floats of this type lie between the two, None for other types and for NaN.
-    """
-
-    index: tuple[int, ...]
     bit: int
-    dtype: str
-    reference_bits: str
-    candidate_bits: str
-    reference: str
-    candidate: str
-    ulps: int | None
 
 
 def flipped_bit(
@@ -54,23 +41,13 @@ def flipped_bit(
     found = find_flipped_bit(words, digest_delta(reference_digest, candidate_digest), dtype=dtype, progress=progress)
     if found is None:
         return None
-    width = array.dtype.itemsize
-    words_per_element = max(1, width // 4)
+    words_per_element = max(1, array.dtype.itemsize // 4)
     element, word_in_element = divmod(found[0], words_per_element)
     bit = found[1] + 32 * word_in_element
     start = element * words_per_element
     before = sum(int(word) << 32 * i for i, word in enumerate(words[start : start + words_per_element]))
     after = before ^ 1 << bit
-    return FlippedBit(
-        index=tuple(int(i) for i in numpy.unravel_index(element, array.shape)),
-        bit=bit,
-        dtype=dtype,
-        reference_bits=f"{before:0{2 * width}x}",
-        candidate_bits=f"{after:0{2 * width}x}",
-        reference=decimal_of(before, dtype, array.dtype),
-        candidate=decimal_of(after, dtype, array.dtype),
-        ulps=ulps_between(before, after, dtype),
-    )
+    return FlippedBit(**pair_fields(array, element, before, after, dtype), bit=bit)
 
 
 def array_digest(array: numpy.ndarray, dtype: str) -> bytes:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 import torch
 
 from .cuda import FORMAT_CODES, launch
-from .digest_place import Place, whole
+from .digest_place import Place
 
 _THREADS = 256
 _BLOCK_ELEMENTS = 4 * 32 * _THREADS
@@ -21,24 +21,28 @@ _tables: OrderedDict[tuple, torch.Tensor] = OrderedDict()
 """Tables that lie on a device: weights and optimizer state stay where they are from step to step."""
 
 
-def many_lanes(places: Sequence[Place | None], *tensors: torch.Tensor) -> torch.Tensor:
-    """The lanes of each tensor as int64 [tensors, 2] on their device, without waiting for it.
+def many_lanes(
+    first: torch.Tensor, tensors: Sequence[torch.Tensor], places: Sequence[Place | None] | None
+) -> torch.Tensor:
+    """The lanes of each tensor as int64 [tensors, 2] on their device, without waiting for it, on checked arguments.
 
-    places: of the elements within a larger tensor; None: the tensor is all of it.
+    first: of the tensors. places: of the elements within a larger tensor; None: the tensor is all of it.
     """
-    device = tensors[0].device
+    device = first.device
     plain, rows, blocks = [], [], 0
-    for tensor, place in zip(tensors, places, strict=True):
-        if tensor.is_complex():
+    # Every tensor of every step comes by here: nothing is asked of it twice.
+    for tensor, place in zip(tensors, places or [None] * len(tensors), strict=True):
+        code = _CODES.get(tensor.dtype)
+        if code is None and tensor.is_complex():
             tensor, place = torch.view_as_real(tensor.detach().resolve_conj()), place and place.times(2)
+            code = _CODES.get(tensor.dtype)
         if tensor.is_neg() or not tensor.is_contiguous():
             tensor = tensor.detach().resolve_neg().contiguous()
-        plain.append(tensor)
+        plain.append(tensor)  # kept until the kernel is queued
         count = tensor.numel()
         blocks += -(-count // _BLOCK_ELEMENTS)
-        code = _CODES.get(tensor.dtype)
         code = _WIDTH_CODES[tensor.element_size()] if code is None else code
-        rows.append((tensor.data_ptr(), code, count, *(place or whole(count)), blocks))
+        rows.append((tensor.data_ptr(), code, count, *(place or (0, count or 1, count or 1)), blocks))
     lanes = torch.zeros((len(rows), 2), dtype=torch.int64, device=device)
     if blocks:
         table = _table_on(device, tuple(rows))

@@ -123,6 +123,13 @@ def many_lanes(tensors: Sequence[torch.Tensor], places: Sequence[Place | None] |
     """
     if not tensors:
         return torch.zeros((0, 2), dtype=torch.int64)
+    device = tensors[0].device
     for tensor in tensors:
-        check_device("many_lanes", "tensor", tensor)
-    return kernels_of("digest_batch").many_lanes(places or [None] * len(tensors), *tensors)
+        if tensor.device != device:
+            raise InputError(
+                f"many_lanes: tensors on {device} and {tensor.device}; digest those of each device in one call"
+            )
+        if tensor.layout is not torch.strided:
+            check_device("many_lanes", "tensor", tensor)
+    check_device("many_lanes", "tensor", tensors[0])
+    return kernels_of("digest_batch").many_lanes(tensors[0], tensors, places)

@@ -76,7 +76,7 @@ class LeafWriter:
 
     def cut(self, ends: LeafEnds) -> None:
         for each, file in self._files.items():
-            file.cut(ends.get(each, 0))
+            file.take_back(ends.get(each, 0))
 
     def drop(self, part: int) -> None:
         """Delete the files of a part. Raises LedgerError if one cannot be deleted."""

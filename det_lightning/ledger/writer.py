@@ -14,7 +14,7 @@ from typing import Any
 
 from det_lightning.errors import LedgerError
 from det_lightning.ledger.append_file import AppendFile
-from det_lightning.ledger.leaf_file import leaf_files, leaf_path
+from det_lightning.ledger.fresh_directory import refuse_old_ledger
 from det_lightning.ledger.leaf_writer import LeafEnds, LeafWriter
 from det_lightning.ledger.lines import (
     FIRST_CHAIN,
@@ -90,18 +90,25 @@ class LedgerWriter:
             "resumed_from": None if resumed_from is None else dict(resumed_from),
         }
         line, trace = encode_line("header", header, FIRST_CHAIN), start_trace(header)
-        _refuse_old_ledger(directory)
+        refuse_old_ledger(directory)
+        final = directory / LEDGER_FILE
         try:
             directory.mkdir(parents=True, exist_ok=True)
-            # the header appears whole or not at all: a death here leaves a ledger.jsonl.new that the next
-            # start
-            # overwrites
-            fresh = AppendFile(directory / f"{LEDGER_FILE}.new", size=0)
-            fresh.append(line)
-            os.rename(fresh.path, directory / LEDGER_FILE)
         except OSError as error:
             raise LedgerError(f"no ledger can be started in {directory}: {error.strerror}") from None
-        fresh.path = directory / LEDGER_FILE
+        # The header appears whole or not at all: a death here leaves a ledger.jsonl.new that the next start overwrites.
+        # Its lock moves with it, and whoever starts in the same moment finds it, or the ledger.
+        fresh = AppendFile(directory / f"{LEDGER_FILE}.new", size=0, locked=True, absent=final)
+        try:
+            fresh.append(line)
+            os.rename(fresh.path, final)
+        except OSError as error:
+            fresh.close()
+            raise LedgerError(f"no ledger can be started in {directory}: {error.strerror}") from None
+        except BaseException:
+            fresh.close()
+            raise
+        fresh.path = final
         step = None if resumed_from is None else resumed_from["step"]
         return cls(
             directory,
@@ -131,34 +138,35 @@ class LedgerWriter:
         its trace is another.
         """
         directory = Path(path)
-        with LedgerReader(directory) as reader:
-            record = reader.record(step)
-            if record.trace != trace:
-                raise LedgerError(
-                    f"{directory} holds another run: its trace after step {step} is {record.trace[:16]}..., "
-                    "the state to "
-                    f"continue from has {trace[:16]}...; write to a new directory, or resume from a "
-                    "checkpoint of that run"
-                )
-            first_step, newest_segment, leaf_ends = (
-                reader.first_step,
-                reader.newest_segment,
-                reader.leaf_ends(),
+        LedgerReader(directory).close()  # there is one; what it holds is read once nobody else can write it
+        lines = AppendFile(directory / LEDGER_FILE, locked=True)
+        try:
+            with LedgerReader(directory) as reader:
+                record = reader.record(step)
+                if record.trace != trace:
+                    raise LedgerError(
+                        f"{directory} holds another run: its trace after step {step} is {record.trace[:16]}..., the state "
+                        f"to continue from has {trace[:16]}...; write to a new directory, or resume from a checkpoint of "
+                        f"that run"
+                    )
+                first_step, newest_segment = reader.first_step, reader.newest_segment
+                leaf_ends, torn_bytes = reader.leaf_ends(), reader.torn_bytes
+                last_line, end = reader.last_line()
+            lines.cut(end)
+            writer = cls(
+                directory,
+                lines,
+                chain=chain_of(last_line),
+                trace=trace,
+                step=step,
+                first_step=first_step,
+                segment=end,
+                leaf_ends=leaf_ends,
+                retention=retention,
             )
-            last_line, end = reader.last_line()
-            torn_bytes = reader.torn_bytes
-        lines = AppendFile(directory / LEDGER_FILE, size=end)
-        writer = cls(
-            directory,
-            lines,
-            chain=chain_of(last_line),
-            trace=trace,
-            step=step,
-            first_step=first_step,
-            segment=end,
-            leaf_ends=leaf_ends,
-            retention=retention,
-        )
+        except BaseException:
+            lines.close()
+            raise
         writer.torn_bytes = torn_bytes
         seam = {
             "step": step,
@@ -246,8 +254,14 @@ class LedgerWriter:
     def _drop(self, part: int) -> None:
         """The line first, so that a file that is missing without one is known as damage."""
         self._write_line("dropped", {"part": part})
-        self._lines.flush_to_disk()
-        self._leaves.drop(part)
+        try:
+            self._lines.flush_to_disk()
+            self._leaves.drop(part)
+        except LedgerError:
+            raise
+        except BaseException:
+            self.abandon()  # as in _write_line
+            raise
 
     def _write_layout(self, fields: Mapping[str, Any]) -> int:
         layout_id = self._lines.size
@@ -278,17 +292,3 @@ class LedgerWriter:
     def _flush_to_disk(self) -> None:
         self._leaves.flush_to_disk()
         self._lines.flush_to_disk()
-
-
-def _refuse_old_ledger(directory: Path) -> None:
-    if directory.exists() and not directory.is_dir():
-        raise LedgerError(f"{directory} is a file; a ledger needs a directory")
-    if os.path.lexists(directory / LEDGER_FILE):
-        raise LedgerError(
-            f"{directory} already holds a ledger; choose another directory, delete that one, or resume the "
-            "run to continue it"
-        )
-    for kind, part in leaf_files(directory):
-        raise LedgerError(
-            f"{leaf_path(directory, kind, part)} lies there without a {LEDGER_FILE}; choose an empty directory"
-        )

@@ -8,6 +8,7 @@ import os
 import subprocess
 import sys
 import traceback
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -78,7 +79,8 @@ class SideRunner:
 
     def __exit__(self, *_: object) -> None:
         for worker in self._workers.values():
-            worker.stdin.close()
+            with suppress(BrokenPipeError):  # of a worker that ended before it had read its order
+                worker.stdin.close()
             try:
                 worker.wait(timeout=10)
             except subprocess.TimeoutExpired:

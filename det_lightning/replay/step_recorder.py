@@ -9,7 +9,10 @@ import torch
 from lightning.pytorch import Callback
 
 from det_lightning.bisection.operation_log import BATCH, GRADIENTS, STATE
+from det_lightning.callbacks.run_states import named_states
 from det_lightning.replay.operation_recorder import OperationRecorder, tensors_in
+
+_STATE = ("weights", "buffers", "optimizer")
 
 
 @dataclass(frozen=True)
@@ -65,11 +68,8 @@ class StepRecorder(Callback):
 
     def on_before_optimizer_step(self, trainer, pl_module, optimizer) -> None:
         if self.recorder is not None:
-            gradients = {
-                f"gradients {name}": parameter.grad
-                for name, parameter in pl_module.named_parameters()
-                if parameter.grad is not None
-            }
+            states = named_states(pl_module, [])["gradients"]
+            gradients = {f"gradients {name}": gradient for name, gradient in states.items()}
             self._name(gradients)
             self.recorder.note(GRADIENTS, gradients)
             self.recorder.phase = "update"
@@ -104,16 +104,8 @@ class StepRecorder(Callback):
             self.recorder.phase = phase
 
     def _named(self, trainer: Any, pl_module: torch.nn.Module) -> dict[str, torch.Tensor]:
-        names = {id(parameter): name for name, parameter in pl_module.named_parameters()}
-        named: dict[str, torch.Tensor] = {
-            f"weights {name}": parameter for name, parameter in pl_module.named_parameters()
-        }
-        named |= {f"buffers {name}": buffer for name, buffer in pl_module.named_buffers()}
-        for optimizer in trainer.optimizers:
-            for parameter, state in optimizer.state.items():
-                for key, value in state.items():
-                    if isinstance(value, torch.Tensor):
-                        named[f"optimizer {names.get(id(parameter), 'unnamed')}.{key}"] = value
+        states = named_states(pl_module, trainer.optimizers)
+        named = {f"{kind} {name}": each for kind in _STATE for name, each in states[kind].items()}
         self._name(named)
         return named
 

@@ -19,6 +19,7 @@ class DetPrecisionMixin:
     """
 
     clip: tuple[Tensor, Tensor] | None = None
+    _clipped: tuple[Tensor, Tensor] | None = None  # since the last step; by hand one clips before one steps
 
     def optimizer_step(self, optimizer: Any, model: Any, closure: Callable[[], Any], **kwargs: Any) -> Any:
         """Forward, backward, hooks and clipping as Lightning does them, then our sequence instead of `.step()`."""
@@ -26,15 +27,17 @@ class DetPrecisionMixin:
             raise UncoveredError(
                 f'optimizer.step() was called with {", ".join(sorted(kwargs))}; strategy="det" steps without arguments'
             )
-        self.clip = None
+        if model.automatic_optimization:
+            self._clipped = None
         result = self._wrap_closure(model, optimizer, closure)
+        self.clip, self._clipped = self._clipped, None
         with all_suspended():  # in manual optimization this is within the user's step
             step_optimizer(optimizer)
         return result
 
     def clip_grad_by_norm(self, optimizer: Any, clip_val: float) -> None:
         with all_suspended():
-            self.clip = clip_gradients_by_norm(self._gradients(optimizer), float(clip_val))
+            self._clipped = clip_gradients_by_norm(self._gradients(optimizer), float(clip_val))
 
     def clip_grad_by_value(self, optimizer: Any, clip_val: float) -> None:
         with all_suspended():

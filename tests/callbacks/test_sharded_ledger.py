@@ -197,6 +197,45 @@ def test_dtensors_of_every_placement_have_the_digest_of_the_whole_tensor(world_s
     assert on_ranks(world_size, cut_tensors) == [[]] * world_size
 
 
+def cut_by_tensor_parallelism_and_fsdp(rank, world_size, port):
+    join(rank, world_size, port)
+    from torch.distributed.fsdp import fully_shard
+    from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Linear(6, 8), torch.nn.ReLU(), torch.nn.Linear(8, 4))
+    expected = digests_of(dict(model.named_parameters()))
+    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("data", "tensor"))
+    parallelize_module(model, mesh["tensor"], {"0": ColwiseParallel(), "2": RowwiseParallel()})
+    for layer in (model[0], model[2], model):
+        fully_shard(layer, mesh=mesh["data"])
+    shards = Shards.of(model)
+    found = StartedDigests(shards.pieces("weights", dict(model.named_parameters())), shards).result()
+    dist.destroy_process_group()
+    return found == expected
+
+
+def test_tensor_parallelism_under_fsdp_has_the_digests_of_the_whole_tensors():
+    assert on_ranks(4, cut_by_tensor_parallelism_and_fsdp) == [True] * 4
+
+
+def train_with_sharding_strategy(rank, world_size, port, path, strategy):
+    join(rank, world_size, port)
+    from torch.distributed.fsdp import FullyShardedDataParallel, ShardingStrategy
+
+    mesh = {"device_mesh": init_device_mesh("cpu", (2, 2))} if "HYBRID" in strategy else {}
+    options = {"sharding_strategy": ShardingStrategy[strategy], "device_id": torch.device("cpu"), **mesh}
+    train(path, FullyShardedDataParallel(Network(), use_orig_params=True, **options))
+    dist.destroy_process_group()
+
+
+@pytest.mark.parametrize(("strategy", "world_size"), [("SHARD_GRAD_OP", 2), ("NO_SHARD", 2), ("HYBRID_SHARD", 4)])
+def test_every_sharding_strategy_of_fsdp_has_the_roots_of_the_whole_training(tmp_path, strategy, world_size):
+    in_new_process(train_whole, tmp_path / "whole")
+    on_ranks(world_size, train_with_sharding_strategy, tmp_path / "sharded", strategy)
+    assert roots(tmp_path / "sharded") == roots(tmp_path / "whole")
+
+
 def one_changed_bit(rank, world_size, port):
     join(rank, world_size, port)
     from torch.distributed.tensor import Shard, distribute_tensor

@@ -1,5 +1,6 @@
 """The ledger callback: it changes nothing, survives a kill, continues a resumed run, and refuses another run's directory."""
 
+import itertools
 import json
 import os
 import signal
@@ -8,6 +9,8 @@ from pathlib import Path
 
 import pytest
 import torch
+from det_lightning.callbacks.fault_guard import FaultGuard
+from det_lightning.callbacks.replica_guard import ReplicaGuard
 from det_lightning.callbacks.weight_ledger import WeightLedger
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import Callback, ModelCheckpoint
@@ -15,6 +18,7 @@ from lightning.pytorch.strategies import DDPStrategy
 
 from det_lightning.errors import InputError
 from det_lightning.kernels.cpu import gemm_int8
+from det_lightning.ledger.record import bits_float
 from det_lightning.ledger.store import LedgerReader
 from det_lightning.replay import replay
 from det_lightning.replay.run import QUIET_TRAINER, quiet_lightning
@@ -384,3 +388,85 @@ def test_a_change_is_found_in_the_step_of_the_second_optimizer(tmp_path):
     assert {each["name"] for each in told["first"]["tensors"]} == {"other.weight", "other.bias"}
     assert told["inside"]["difference"]["candidate"]["name"] == "aten.mul.Tensor"
     assert in_new_process(replay, tmp_path / "a").matched
+
+
+class ClipsByHand(TwoOptimizers):
+    """Clips the gradients of the first network only; keeps the norms before."""
+
+    def __init__(self):
+        super().__init__(None)
+        self.norms = []
+
+    def training_step(self, batch, batch_idx):
+        x, y = batch
+        for network, optimizer in zip((self.one, self.other), self.optimizers(), strict=True):
+            optimizer.zero_grad()
+            self.manual_backward(torch.nn.functional.cross_entropy(network(x), y))
+            if network is self.one:
+                self.norms.append(self.trainer.strategy.gradient_norm().item())
+                self.clip_gradients(optimizer, gradient_clip_val=0.01, gradient_clip_algorithm="norm")
+            optimizer.step()
+
+
+def fit_clipping_by_hand(path):
+    quiet_lightning()
+    module, loader = ClipsByHand(), build()[1]
+    options = {"accelerator": "cpu", "devices": 1, "strategy": DetStrategy(seed=4), "max_steps": 6, **QUIET_TRAINER}
+    Trainer(callbacks=[WeightLedger(path)], **options).fit(module, loader)
+    return module.norms
+
+
+def test_clip_norms_are_recorded_with_the_step_they_belong_to_when_one_clips_by_hand(tmp_path):
+    norms = in_new_process(fit_clipping_by_hand, tmp_path)
+    with LedgerReader(tmp_path) as reader:
+        clips = [record.agree["clip"] for record in reader.records()]
+    assert [clip is not None for clip in clips] == [False, True, False, True, False, True, False]
+    assert len({clip["norm"] for clip in clips if clip}) == 3
+    # Of all gradients that stand there: those of the other network too.
+    assert all(bits_float(clip["norm"]) <= norm for clip, norm in zip(clips[1::2], norms, strict=True))
+    assert all(0.0 < bits_float(clip["coefficient"]) < 1.0 for clip in clips[1::2])
+
+
+def fit_in_every_order(folder: Path) -> tuple[int, list[str]]:
+    """How many orders of callbacks there are, and the distinct final traces of the same training under all of them."""
+    quiet_lightning()
+    found = set()
+    orders = list(itertools.permutations(range(4)))
+    for number, order in enumerate(orders):
+        saver = ModelCheckpoint(folder / f"saved-{number}", every_n_train_steps=2, save_top_k=-1, filename="{step}")
+        guards = FaultGuard(products_every_n_steps=2), ReplicaGuard()
+        path = folder / str(number)
+        callbacks = [(WeightLedger(path), *guards, saver)[place] for place in order]
+        arguments = QUIET_TRAINER | {"enable_checkpointing": True}
+        module, loader = build()
+        Trainer(
+            accelerator="cpu", devices=1, strategy=DetStrategy(seed=4), max_steps=4, callbacks=callbacks, **arguments
+        ).fit(module, loader)
+        with LedgerReader(path) as reader:
+            assert reader.verify_chain().sound and reader.closed and len(reader.checkpoints()) == 2
+            found.add(reader.record(4).trace)
+    return len(orders), sorted(found)
+
+
+def test_callbacks_in_any_order_record_the_same_run(tmp_path):
+    orders, traces = in_new_process(fit_in_every_order, tmp_path)
+    assert (orders, len(traces)) == (24, 1)
+
+
+def two_ledgers_in_one_directory(path: Path) -> None:
+    quiet_lightning()
+    module, loader = build()
+    callbacks = [WeightLedger(path), OtherLedger(path)]
+    options = {"accelerator": "cpu", "devices": 1, "strategy": DetStrategy(seed=4), "max_steps": 2, **QUIET_TRAINER}
+    Trainer(callbacks=callbacks, **options).fit(module, loader)
+
+
+class OtherLedger(WeightLedger):
+    @property
+    def state_key(self) -> str:
+        return "other"
+
+
+def test_two_ledgers_of_one_trainer_need_two_directories(tmp_path):
+    with pytest.raises(Failed, match="already holds a ledger"):
+        in_new_process(two_ledgers_in_one_directory, tmp_path / "ledger")

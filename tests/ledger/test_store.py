@@ -1,6 +1,10 @@
+import errno
+import os
+
 import pytest
 
 from det_lightning.errors import LedgerError
+from det_lightning.ledger import append_file
 from det_lightning.ledger.record import next_trace, root
 from det_lightning.ledger.store import Checkpoint, LedgerReader, LedgerWriter
 from tests.ledger.example_runs import (
@@ -125,8 +129,6 @@ def test_an_append_that_is_refused_leaves_the_ledger_as_it_was(tmp_path, agree, 
 
 
 def test_a_disk_that_takes_only_part_of_a_line_leaves_no_part_of_it(tmp_path, monkeypatch):
-    import os
-
     writer = LedgerWriter.create(tmp_path / "run", recipe={}, environment={}, entry={})
     append_steps(writer, range(3))
     whole = os.write
@@ -140,15 +142,31 @@ def test_a_disk_that_takes_only_part_of_a_line_leaves_no_part_of_it(tmp_path, mo
         assert (reader.verify_chain().sound, reader.verify_chain().torn, reader.count) == (True, False, 4)
 
 
-def test_a_second_process_writing_the_same_ledger_is_noticed(tmp_path):
+def test_a_second_writer_of_the_same_ledger_is_refused_until_the_first_has_ended(tmp_path):
+    writer = LedgerWriter.create(tmp_path / "run", recipe={}, environment={}, entry={})
+    append_steps(writer, range(3))
+    before = (tmp_path / "run/ledger.jsonl").read_bytes()
+    with pytest.raises(LedgerError, match="is being written by another process"):
+        LedgerWriter.reopen(tmp_path / "run", step=2, trace=writer.trace, environment={})
+    assert (tmp_path / "run/ledger.jsonl").read_bytes() == before
+    append_steps(writer, [3])
+    writer.abandon()
+    LedgerWriter.reopen(tmp_path / "run", step=3, trace=writer.trace, environment={}).close()
+
+
+def test_where_there_are_no_locks_a_second_writer_is_noticed_by_what_it_wrote(tmp_path, monkeypatch):
+    def no_locks(*_):
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr(append_file.fcntl, "flock", no_locks)
     writer = LedgerWriter.create(tmp_path / "run", recipe={}, environment={}, entry={})
     append_steps(writer, range(3))
     other = LedgerWriter.reopen(tmp_path / "run", step=2, trace=writer.trace, environment={})
-    with pytest.raises(LedgerError, match="another process writes the same ledger"):
-        append_steps(writer, [3], kinds=[])
     append_steps(other, [3])
+    with pytest.raises(LedgerError, match="another process writes the same ledger"):
+        append_steps(writer, [3])
     other.close()
-    with LedgerReader(tmp_path / "run") as reader:
+    with LedgerReader(tmp_path / "run") as reader:  # and what it wrote was not harmed
         assert (reader.verify_chain().sound, reader.count) == (True, 4)
 
 

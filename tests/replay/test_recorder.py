@@ -132,6 +132,15 @@ def test_arguments_are_spelled_so_that_floats_read_back():
     assert spell([0.1, 1e-8, None, True, torch.ones(2), "x"]) == "[0.1, 1e-08, None, True, tensor, x]"
 
 
+def test_a_worker_that_ended_before_it_read_its_order_does_not_hide_the_error(tmp_path):
+    side = Side(tmp_path, python="/bin/false")
+    with SideRunner(tmp_path) as runner:
+        runner.start(side)
+        (worker,) = runner._workers.values()
+        worker.wait(timeout=30)
+        worker.stdin.write("an order")
+
+
 @pytest.mark.parametrize(
     ("python", "cwd", "message"),
     [

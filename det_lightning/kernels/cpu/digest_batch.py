@@ -11,13 +11,15 @@ from .digest import lanes_tensor
 _INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
-def many_lanes(places: Sequence[Place | None], *tensors: torch.Tensor) -> torch.Tensor:
-    """The lanes of each tensor as int64 [tensors, 2].
+def many_lanes(
+    first: torch.Tensor, tensors: Sequence[torch.Tensor], places: Sequence[Place | None] | None
+) -> torch.Tensor:
+    """The lanes of each tensor as int64 [tensors, 2], on checked arguments; first: of the tensors.
 
     places: of the elements within a larger tensor; None: the tensor is all of it.
     """
     lanes = torch.empty((len(tensors), 2), dtype=torch.int64)
-    for row, (tensor, place) in enumerate(zip(tensors, places, strict=True)):
+    for row, (tensor, place) in enumerate(zip(tensors, places or [None] * len(tensors), strict=True)):
         if place is None and tensor.numel() == 1 and not tensor.is_complex():
             lanes[row] = _of_one(tensor.dtype, _bits(tensor))
         else:
