@@ -215,7 +215,9 @@ def coverage() -> str:
         f"| calls in `training_step` | {functions} |\n"
         f"| optimizers, by exact type | {optimizers}, with any learning rate schedule, clipping by norm or value |\n"
         "| precision | `32-true`, `bf16-true`, `bf16-mixed` |\n"
-        "| data | one map-style `DataLoader`, shuffled or not, any length; mid-epoch resume at any split |\n"
+        "| data | one `DataLoader` over a map-style data set, or over a stream that declares its length and starts "
+        "anywhere; shuffled or with a sampler of its own, any length; mid-epoch resume at any split |\n"
+        "| loops | `Trainer`, `LightningCLI`, `Fabric` |\n"
         "| launchers | popen, spawn, fork, torchrun |"
     )
 
