@@ -152,9 +152,9 @@ class FunctionMode(TorchFunctionMode):
             if met is not None:
                 return met
         if free:
+            parameter = self.batch_free.parameter_below(self.batch_free.among(operands)[0])
             covered, result = self.batch_free.call(name, func, args, kwargs)
             if not covered:
-                parameter = self.batch_free.parameter_below(self.batch_free.among(operands)[0])
                 raise self.refusal(f"{name} applied to the parameter {self.names.name_of(parameter)}", _PENALTIES)
             return result
         replacement = self._replacements.get(func)
