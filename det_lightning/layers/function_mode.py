@@ -138,7 +138,10 @@ class FunctionMode(TorchFunctionMode):
         if self.strict and self.sample_places.follow(name, args, kwargs, operands, result):
             made = [value for value in flat(result) if isinstance(value, Tensor)]
             if any(value.requires_grad for value in made):
-                raise UncoveredError(f"{name} makes {STATISTIC}")
+                raise UncoveredError(
+                    f"{name} makes {STATISTIC} Dimension 0 was taken for the {self.samples} samples; where it holds something "
+                    f"else, bring the samples there (movedim)."
+                )
             self.terms.note_statistics(made)
         return result
 
