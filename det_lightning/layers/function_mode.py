@@ -139,8 +139,8 @@ class FunctionMode(TorchFunctionMode):
             made = [value for value in flat(result) if isinstance(value, Tensor)]
             if any(value.requires_grad for value in made):
                 raise UncoveredError(
-                    f"{name} makes {STATISTIC} Dimension 0 was taken for the {self.samples} samples; where it holds something "
-                    f"else, bring the samples there (movedim)."
+                    f"{name} makes {STATISTIC} Dimension 0 was taken for the {self.samples} samples; where it holds "
+                    f"something else, bring the samples there (movedim)."
                 )
             self.terms.note_statistics(made)
         return result
