@@ -64,15 +64,14 @@ class MetFunctions:
         met, self._met = self._met, 0
         return bits_of((pattern, [function.signature for function in self.known[:met]])) if met else pattern
 
-    def backward(self, *, keep: bool) -> None:
+    def backward(self) -> None:
         """Hands the finished gradients on to the parameters, added there pairwise in autograd's order.
 
-        Args:
-            keep: the functions will go backward again.
+        The graphs stay: a penalty or another loss may go through them again.
         """
         ready = [function for function in self.known if function.stand_in.grad is not None]
         if ready:
             gradients = [function.stand_in.grad for function in ready]
-            torch.autograd.backward([f.tensor for f in ready], gradients, retain_graph=True if keep else None)
+            torch.autograd.backward([function.tensor for function in ready], gradients, retain_graph=True)
         for function in ready:
             function.stand_in.grad = None

@@ -83,6 +83,11 @@ class GradientReducer:
         self.functions = MetFunctions()
         self.clear()
 
+    @property
+    def own_parameters(self) -> list[tuple[str, torch.nn.Parameter]]:
+        """`parameters` without what stands in for functions of them."""
+        return self.parameters[: self._own[0]]
+
     def expect(self, parameter: torch.Tensor) -> None:
         """One use of the parameter in the forward pass of this micro-batch."""
         place = self._place_of(parameter)[0]
@@ -180,6 +185,7 @@ class GradientReducer:
             for place, offset in zip(bucket.places, bucket.offsets, strict=True):
                 if used[place]:
                     self._write(self.parameters[place][1], number, offset)
+        self.functions.backward()
         means = [self._tally.mean(place, total=total) for place, total in enumerate(self._totals)]
         digest = self._tally.sample_digest
         self.clear()

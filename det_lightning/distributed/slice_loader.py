@@ -21,7 +21,7 @@ class SliceSampler:
         accumulate: micro-batches of a step, or a function of the epoch that says how many.
         steps_done: says how many optimizer steps the run has made, so that a pass goes on where the run stands.
         stand_ins: whether an empty slice is a batch of one sample that counts for nothing, or none.
-        on_epoch: told how many batches the epoch has that begins.
+        on_epoch: told (epoch, its batches) when one begins.
     """
 
     def __init__(
@@ -33,7 +33,7 @@ class SliceSampler:
         accumulate: int | Callable[[int], int],
         steps_done: Callable[[], int] = lambda: 0,
         stand_ins: bool = True,
-        on_epoch: Callable[[int], None] | None = None,
+        on_epoch: Callable[[int, int], None] | None = None,
     ):
         self.order, self.world_size, self.rank = order, world_size, rank
         self._accumulate = accumulate if callable(accumulate) else lambda epoch: accumulate
@@ -55,7 +55,7 @@ class SliceSampler:
     def set_epoch(self, epoch: int) -> None:
         """Called by Lightning before each epoch; which one it is follows from the steps done."""
         if self._on_epoch is not None:
-            self._on_epoch(len(self))
+            self._on_epoch(self.place()[0], len(self))
 
     def slices(self, epoch: int, start_step: int) -> Iterator[tuple[Slice, list[Any]]]:
         """Each micro-batch of this rank from `start_step` on, with what to ask the data set for."""

@@ -112,6 +112,10 @@ class BatchFree:
             return False
         return id(tensor) in self._constants or tensor.untyped_storage().data_ptr() in self._storages
 
+    def holds_none(self, tensor: Tensor) -> bool:
+        """Whether it is made of no sample, with a gradient or without."""
+        return self(tensor) if tensor.requires_grad else self.is_constant(tensor)
+
     def note(self, name: str, operands: list[Tensor], result: Any) -> None:
         """A call without gradient was made: of constants alone it makes constants, and with others it spoils them.
 

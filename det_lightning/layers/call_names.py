@@ -23,17 +23,19 @@ IEEE = frozenset(
 )
 # Each element of the result is one of the operands': the gradient goes there.
 SELECTIONS = frozenset("where masked_fill".split())
-# Functions whose operands broadcast.
-SPREADING = (
-    IEEE | SELECTIONS | frozenset("expand expand_as broadcast_to repeat tile maximum minimum copy clamp".split())
-)
 RANDOM = frozenset(
     """rand randn randint randperm rand_like randn_like randint_like bernoulli multinomial normal poisson uniform random
     exponential geometric cauchy log_normal dropout alpha_dropout feature_dropout rrelu""".split()
 )
 HOOKS = frozenset("register_hook register_post_accumulate_grad_hook".split())
 # Functions that may bring samples together, and the place of their dimension among the arguments.
-ACROSS = {"max": 1, "min": 1, "amax": 1, "amin": 1, "flip": 1, "roll": 2, "sort": 1, "topk": 2, "index_select": 1}
+ACROSS = {
+    **dict.fromkeys(
+        "max min amax amin flip sort index_select sum any all argmax argmin argsort median mode prod".split(), 1
+    ),
+    **dict.fromkeys("unique count_nonzero bincount nonzero histc".split(), 1),
+    **dict.fromkeys("roll topk".split(), 2),
+}
 DIVISIONS = frozenset("div truediv itruediv true_divide divide".split())
 FLATTENING = frozenset("view reshape flatten".split())
 

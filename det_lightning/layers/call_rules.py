@@ -11,7 +11,6 @@ from det_lightning.layers.call_names import (
     MOVES,
     MOVES_WITHOUT_GRADIENT,
     SELECTIONS,
-    SPREADING,
     is_basic_index,
 )
 
@@ -75,19 +74,10 @@ class CallRules:
             )
         raise self._refusal(name)
 
-    def mixes_samples(self, name: str, operands: list[Tensor], args: tuple, kwargs: dict, result: object) -> bool:
+    def mixes_samples(self, name: str, args: tuple, kwargs: dict) -> bool:
         """Whether a call without gradient brings samples of the micro-batch together, or to other places of it."""
-        if self._samples == 1:
-            return False
-        picked = any(id(value) in self._picked for value in operands)
-        if isinstance(result, Tensor):
-            holds_all = result.dim() > 0 and result.shape[0] == self._samples
-            if picked and holds_all and name in SPREADING and self._spreads_one(operands, result):
-                return True
-            if (picked and not holds_all) or self._picks(name, args, kwargs):
-                self._picked[id(result)] = result
         x = args[0] if args else None
-        if not self._holds_samples(x):
+        if self._samples == 1 or not self._holds_samples(x):
             return False
         if name == "getitem":
             first = args[1][0] if isinstance(args[1], tuple) and args[1] else args[1]
@@ -95,28 +85,12 @@ class CallRules:
         if name not in ACROSS:
             return False
         dim = kwargs.get("dim", kwargs.get("dims", args[ACROSS[name]] if len(args) > ACROSS[name] else None))
-        if isinstance(dim, Tensor):  # the larger of two
-            return False
-        if dim is None and name in ("sort", "topk"):
+        if isinstance(dim, Tensor) or name in ("bincount", "nonzero", "histc"):  # a Tensor: the larger of two
+            return not isinstance(dim, Tensor)
+        if dim is None and name in ("sort", "topk", "argsort"):
             dim = -1
         dims = range(x.dim()) if dim is None else (dim,) if isinstance(dim, int) else tuple(dim)
         return any(d % x.dim() == 0 for d in dims)
 
     def _holds_samples(self, x: object) -> bool:
         return isinstance(x, Tensor) and x.dim() > 0 and x.shape[0] == self._samples and not self._is_constant(x)
-
-    def _picks(self, name: str, args: tuple, kwargs: dict) -> bool:
-        """Whether one sample, or some of them, is taken by its place."""
-        if not args or not self._holds_samples(args[0]):
-            return False
-        if name == "getitem":
-            first = args[1][0] if isinstance(args[1], tuple) and args[1] else args[1]
-            some = isinstance(first, slice) and len(range(*first.indices(self._samples))) < self._samples
-            return some or isinstance(first, int)
-        return name in ("select", "narrow") and kwargs.get("dim", args[1] if len(args) > 1 else None) == 0
-
-    def _spreads_one(self, operands: list[Tensor], result: Tensor) -> bool:
-        """Whether what was picked of one sample is spread over all of them."""
-        return any(
-            id(value) in self._picked and (value.dim() < result.dim() or value.shape[0] == 1) for value in operands
-        )

@@ -19,6 +19,7 @@ from det_lightning.layers.call_names import (
     DIVISIONS,
     FLATTENING,
     HOOKS,
+    IEEE,
     RANDOM,
     flat,
     name_of_call,
@@ -32,6 +33,7 @@ from det_lightning.layers.meetings import GradientSink, Meetings
 from det_lightning.layers.model_names import ModelNames
 from det_lightning.layers.random_functions import RandomFunctions
 from det_lightning.layers.random_places import RandomPlaces
+from det_lightning.layers.sample_places import SamplePlaces
 from det_lightning.ops import activation, linear
 
 _INPLACE_RELU = (F.relu_, torch.relu_, Tensor.relu_)
@@ -88,14 +90,15 @@ class FunctionMode(TorchFunctionMode):
         self.meetings = Meetings(self.batch_free, sink, samples, self.names.name_of, refusal)
         self.terms = LossTerms(samples, self.batch_free)
         self.rules = CallRules(self.batch_free.is_constant, samples, refusal)
-        self.linear_calls = LinearCalls(self.batch_free, self.meetings, self.terms, sink, refusal)
+        self.sample_places = SamplePlaces(samples, self.batch_free.holds_none)
+        self.linear_calls = LinearCalls(self.batch_free, self.meetings, self.terms, sink, samples, refusal)
         self._suspended = False
         self._replacements: dict[Callable, Callable] = {
             F.linear: self.linear_calls.linear,
             linear.linear: self.linear_calls.linear,
             **dict.fromkeys(_RELU, self._relu),
             **dict.fromkeys(_INPLACE_RELU, self._inplace_relu),
-            **MeanFunctions(self.terms, samples, strict, refusal).replacements,
+            **MeanFunctions(self.terms, samples, strict, self.rules.mixes_samples, refusal).replacements,
         }
         if strict and places is not None:
             functions = RandomFunctions(
@@ -131,6 +134,15 @@ class FunctionMode(TorchFunctionMode):
             return func(*args, **kwargs)
         name = name_of_call(func)
         operands = [value for value in flat((args, kwargs)) if isinstance(value, Tensor)]
+        result = self._call(func, name, args, kwargs, operands)
+        if self.strict and self.sample_places.follow(name, args, kwargs, operands, result):
+            made = [value for value in flat(result) if isinstance(value, Tensor)]
+            if any(value.requires_grad for value in made):
+                raise UncoveredError(f"{name} makes {STATISTIC}")
+            self.terms.note_statistics(made)
+        return result
+
+    def _call(self, func: Callable, name: str, args: tuple, kwargs: dict, operands: list[Tensor]) -> Any:
         with_gradient = torch.is_grad_enabled() and any(value.requires_grad for value in operands)
         free = self.strict and with_gradient and self.batch_free.are_all(operands)
         if self.strict:
@@ -169,16 +181,20 @@ class FunctionMode(TorchFunctionMode):
             self.batch_free.note(name, operands, result)
         if self.places is not None and name in FLATTENING and isinstance(args[0], Tensor):
             self.places.note_flatten(args[0].shape, result.shape)
+        if not with_gradient and self.rules.mixes_samples(name, args, kwargs):
+            self.terms.note_statistics([value for value in flat(result) if isinstance(value, Tensor)])
         moves_floats = any(isinstance(v, Tensor) and (v.is_floating_point() or v.is_complex()) for v in flat(result))
         if not moves_floats and name != "setitem":
+            if follows_mean:
+                self.terms.note_statistics([value for value in flat(result) if isinstance(value, Tensor)])
             return result
         if terms and self.terms.record(name, func, args, kwargs, terms, result, with_gradient=with_gradient):
             return result
         if with_gradient and name not in ("detach", "data", "requires_grad_"):
             self._refuse_parameters(name, operands)
         self.rules.check(name, operands, with_gradient, args, kwargs, result)
-        if not with_gradient and self.rules.mixes_samples(name, operands, args, kwargs, result):
-            self.terms.note_statistics([value for value in flat(result) if isinstance(value, Tensor)])
+        if with_gradient and name in IEEE and isinstance(result, Tensor):
+            self.terms.note_numbers(name, args, result)
         if follows_mean:
             self._follow_mean(name, args[0] if name == "setitem" else result)
         return result

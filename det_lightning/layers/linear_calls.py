@@ -9,6 +9,7 @@ from torch import Tensor
 from det_lightning.layers.batch_free import BatchFree
 from det_lightning.layers.loss_terms import LossTerms
 from det_lightning.layers.meetings import GradientSink, Meetings, Place
+from det_lightning.layers.sample_places import places_of
 from det_lightning.ops import linear
 
 
@@ -17,6 +18,7 @@ class LinearCalls:
 
     Args:
         sink: receives the digits of parameter gradients; see `Meetings`.
+        samples: of the micro-batch.
         refusal: makes the error.
     """
 
@@ -26,10 +28,11 @@ class LinearCalls:
         meetings: Meetings,
         terms: LossTerms,
         sink: GradientSink | None,
+        samples: int,
         refusal: Callable[..., Exception],
     ):
         self._batch_free, self._meetings, self._terms = batch_free, meetings, terms
-        self._sink, self._refusal = sink, refusal
+        self._sink, self._samples, self._refusal = sink, samples, refusal
         self._autocast_dtype: torch.dtype | None = None
 
     def product(self, name: str, args: tuple) -> Tensor | None:
@@ -50,10 +53,12 @@ class LinearCalls:
         places: list[Place | None] = []
         grad = torch.is_grad_enabled()
         for role, parameter in (("weight", weight), ("bias", bias)):
-            if self._sink is None or parameter is None or not parameter.requires_grad or not grad:
+            trained = parameter is not None and parameter.requires_grad and grad
+            if not trained or self._sink is None:
                 places.append(None)
+            if (trained and self._sink is None) or (not trained and not self._made_of_samples(parameter)):
                 continue
-            if not self._batch_free(parameter):
+            if not trained or not self._batch_free(parameter):
                 raise self._refusal(
                     f"linear with a {role} that is computed from samples",
                     "Its gradient would be rounded before the sum over all samples: write the sum over features with "
@@ -70,6 +75,12 @@ class LinearCalls:
             # A parameter's gradient is the exact sum, not the rounding to bfloat16 of one: the casts carry digits.
             weight, bias = self._cast(weight), self._cast(bias)
         return linear.linear(input, weight, bias, sink=sink)
+
+    def _made_of_samples(self, weight: Tensor | None) -> bool:
+        """Whether a weight without gradient has samples for rows or columns, or is made of one."""
+        if weight is None or self._sink is None or self._samples == 1 or self._batch_free.holds_none(weight):
+            return False
+        return self._samples in weight.shape or places_of(weight) is not None
 
     def _cast(self, parameter: Tensor | None) -> Tensor | None:
         if parameter is None or self._sink is None:

@@ -1,6 +1,6 @@
 """What a loss is made of, and how it goes backward: the values that `LossTerms` records and hands over."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from hashlib import blake2b
 
@@ -68,12 +68,18 @@ class LossPlan:
     pattern: int
 
 
-def structure_of(groups: list[list[int]], means: list[Mean], evaluate: Callable[[list[Tensor]], Tensor]) -> int:
-    """20 bits of how a loss is made: grouping, and the value at each unit of the means, hence the constants."""
+def structure_of(
+    groups: list[list[int]],
+    means: list[Mean],
+    evaluate: Callable[[list[Tensor]], Tensor],
+    numbers: Iterable[float] = (),
+) -> int:
+    """20 bits of how a loss is made: grouping, the value at each unit of the means, hence the constants, and `numbers`."""
     count = len(means)
     probes = [torch.zeros(count), *torch.eye(count)]
     values = [evaluate(list(probe.unbind())).double().item().hex() for probe in probes]
-    text = (groups, [(mean.total, mean.key if mean.key[0] == "items" else None) for mean in means], values)
+    constants = sorted({float(number).hex() for number in numbers})
+    text = (groups, [(mean.total, mean.key if mean.key[0] == "items" else None) for mean in means], values, constants)
     return bits_of(text)
 
 

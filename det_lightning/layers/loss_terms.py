@@ -45,6 +45,8 @@ class LossTerms:
         self._terms: dict[object, Term] = {}  # autograd node -> term; the node's identity is the key
         self._statistics: dict[int, tuple[Tensor, Term | None]] = {}  # by identity: made of means, without gradient
         self._holds: list[Tensor] = []  # whose identity is in a key
+        self._by_count: dict[object, float] = {}  # autograd node of what was divided by the number of samples -> it
+        self._numbers: set[float] = set()  # that items and activations were computed with
 
     def record_items(self, items: Items) -> Tensor:
         """The mean or sum of items, a tensor without dimensions; its gradient is not divided."""
@@ -71,6 +73,19 @@ class LossTerms:
         else:
             self._terms[result.grad_fn] = term
         return result
+
+    def note_numbers(self, name: str, args: tuple, result: Tensor) -> None:
+        """Numbers of a call on items or activations: those of every micro-batch of a step must be the same."""
+        numbers = [value for value in args if isinstance(value, (int, float)) and not isinstance(value, bool)]
+        self._numbers.update(numbers)
+        for divisor in (_divisor(name, number) for number in numbers):
+            if divisor > 1 and abs(divisor - self.samples) < 1e-6 * divisor:
+                self._by_count[result.grad_fn] = divisor
+
+    def refuse_count(self, values: Tensor) -> None:
+        """Raises UncoveredError for the sum of items that were divided by the number of samples at hand."""
+        if values.grad_fn in self._by_count:
+            raise _mean_of_means(self._by_count[values.grad_fn])
 
     def note_statistics(self, tensors: list[Tensor]) -> None:
         """These hold values of this micro-batch's means: good for logging, but not for the loss, since they depend on
@@ -158,13 +173,9 @@ class LossTerms:
         places = [place for value in args if (term := terms.get(id(value))) for place in term.places]
         totals = [place for place in places if self.means[place].total]
         for number in (value for value in args if isinstance(value, (int, float)) and value > 0):
-            divisor = number if name in _DIVISIONS else 1.0 / number
-            if totals and name in _SCALINGS and divisor > 1 and abs(divisor - self.samples) < 1e-6 * divisor:
-                raise UncoveredError(
-                    f"a sum over the micro-batch is divided by {divisor:g}, the number of its samples, which depends on "
-                    f"how the global batch is cut. Write the mean: reduction='mean', values.mean() or "
-                    f"det_lightning.exact_mean(values, mask)."
-                )
+            divisor = _divisor(name, number)
+            if totals and divisor > 1 and abs(divisor - self.samples) < 1e-6 * divisor:
+                raise _mean_of_means(divisor)
 
     def refuse_operands(self, name: str, operands: tuple) -> None:
         """A mean, or what was made of one, may not enter a covered operation."""
@@ -212,7 +223,9 @@ class LossTerms:
             tensors = [self._tensors[p] if i in inside else self._tensors[p].detach() for i, p in enumerate(places)]
             return term.evaluate(dict(zip(places, tensors, strict=True)), group is None)
 
-        return LossPlan(means, groups, partial, value, structure_of(groups, means, value), bits_of(groups))
+        return LossPlan(
+            means, groups, partial, value, structure_of(groups, means, value, self._numbers), bits_of(groups)
+        )
 
     def made_of(self, value: object) -> tuple[list[Mean] | None, Callable[[list[Tensor]], Tensor] | None]:
         """(the means that a value is a function of, the value as a function of them), or (None, None)."""
@@ -241,6 +254,20 @@ class LossTerms:
 
 def _penalty(value: Tensor) -> Term:
     return Term(frozenset(), lambda means, attached: value if attached else value.detach(), True)
+
+
+def _divisor(name: str, number: float) -> float:
+    """What a scaling by a number divides by; 0 for another call."""
+    if name not in _SCALINGS or not number:
+        return 0.0
+    return number if name in _DIVISIONS else 1.0 / number
+
+
+def _mean_of_means(divisor: float) -> UncoveredError:
+    return UncoveredError(
+        f"a sum over the micro-batch is divided by {divisor:g}, the number of its samples, which depends on how the global "
+        f"batch is cut. Write the mean: reduction='mean', values.mean() or det_lightning.exact_mean(values, mask)."
+    )
 
 
 def _nonlinear(name: str, operands: tuple) -> UncoveredError:

@@ -25,11 +25,20 @@ class MeanFunctions:
         terms: records them.
         samples: of the micro-batch.
         strict: refuse what is not covered; otherwise it runs as it is.
+        mixes: (name, args, kwargs) -> whether a call brings the samples together.
         refusal: makes the error.
     """
 
-    def __init__(self, terms: LossTerms, samples: int, strict: bool, refusal: Callable[..., Exception]):
+    def __init__(
+        self,
+        terms: LossTerms,
+        samples: int,
+        strict: bool,
+        mixes: Callable[[str, tuple, dict], bool],
+        refusal: Callable[..., Exception],
+    ):
         self._terms, self._samples, self._strict, self._refusal = terms, samples, strict, refusal
+        self._mixes = mixes
         self.replacements: dict[Callable, Callable] = {
             **{func: partial(self._loss, func) for func in LOSS_FUNCTIONS},
             loss.exact_mean: self._exact_mean,
@@ -52,14 +61,25 @@ class MeanFunctions:
 
     def _sum(self, input, *args, **kwargs):
         if args or kwargs or not input.is_floating_point():
-            if not self._strict or not input.is_floating_point():
+            if not self._strict:
                 return torch.sum(input, *args, **kwargs)
+            if not input.is_floating_point():
+                return self._count(input, *args, **kwargs)
             raise self._refusal("sum over chosen dimensions or with a dtype", "Covered: values.sum() over all items.")
         self._terms.refuse_operands("sum", (input,))
+        self._terms.refuse_count(input)
         return self._reduced(counted(self._in_float32(input), input.numel(), self._samples, "sum"))
+
+    def _count(self, input, *args, **kwargs):
+        """The sum of whole numbers; over the samples of the micro-batch it depends on the cut."""
+        result = torch.sum(input, *args, **kwargs)
+        if self._mixes("sum", (input, *args), kwargs) or self._terms.hold_mean((input,)):
+            self._terms.note_statistics([result])
+        return result
 
     def _exact_mean(self, values, mask=None, *, undivided=False):
         self._terms.refuse_operands("mean", (values,))
+        self._terms.refuse_operands("exact_mean", (mask,))
         values = self._in_float32(values)
         if mask is None:
             return self._reduced(counted(values, values.numel(), self._samples))

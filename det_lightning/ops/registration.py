@@ -211,11 +211,11 @@ def _(name, gradient, x):
 
 
 def _keep_argument(ctx, inputs, output):
-    ctx.name = inputs[0]
+    ctx.function = inputs[0]
     ctx.save_for_backward(inputs[1])
 
 
 elementary.register_autograd(
-    lambda ctx, g: (None, torch.ops.det_lightning.elementary_gradient(ctx.name, g, ctx.saved_tensors[0]), None),
+    lambda ctx, g: (None, torch.ops.det_lightning.elementary_gradient(ctx.function, g, ctx.saved_tensors[0]), None),
     setup_context=_keep_argument,
 )

@@ -34,20 +34,31 @@ class Accumulation:
             )
         return sizes[0]
 
-    def check_limit(self, limit: int | float) -> None:
-        """Raises InputError if Trainer(limit_train_batches=limit) may end an epoch inside a step."""
-        if limit == 1.0 and isinstance(limit, float):
-            return
+    def steps_within(self, limit: int | float, steps: int) -> int | None:
+        """How many steps an epoch has under Trainer(limit_train_batches=limit); None for all.
+
+        Args:
+            limit: a number of micro-batches, or a fraction of the epoch's steps, of which the whole ones are taken.
+            steps: of an epoch without a limit.
+
+        Raises:
+            InputError: the limit ends an epoch inside a step, or leaves none.
+        """
+        if isinstance(limit, float):
+            if 0.0 < limit < 1.0 and int(steps * limit) == 0:
+                raise InputError(f"limit_train_batches={limit} of {steps} optimizer steps is less than one step.")
+            return None if limit == 1.0 else int(steps * limit)
         if len(set(self.values)) > 1:
             raise InputError(
                 f"limit_train_batches={limit} counts micro-batches, and the GradientAccumulationScheduler changes how many "
-                f"make a step, so the epochs would differ in length. Pass Trainer(max_steps=...) instead."
+                f"make a step, so the epochs would differ in length. Pass a fraction, or Trainer(max_steps=...)."
             )
-        if not isinstance(limit, int) or limit % self.values[0]:
+        if limit % self.values[0]:
             raise InputError(
-                f"limit_train_batches={limit} may end an epoch inside an optimizer step of {self.values[0]} micro-batches. "
-                f"Pass a whole number of batches that is a multiple of accumulate_grad_batches, or max_steps."
+                f"limit_train_batches={limit} ends an epoch inside an optimizer step of {self.values[0]} micro-batches: "
+                f"pass a multiple of accumulate_grad_batches, a fraction of the epoch's steps, or max_steps."
             )
+        return limit // self.values[0]
 
 
 def accumulation_of(trainer: Any) -> Accumulation:
@@ -60,12 +71,12 @@ def accumulation_of(trainer: Any) -> Accumulation:
     return Accumulation(lambda epoch: fixed, (fixed,))
 
 
-def follow(trainer: Any, batches: int) -> None:
-    """Tells Lightning how many micro-batches the epoch has that begins: it counted them when the loaders were made."""
+def follow(trainer: Any, batches: int, accumulate: int) -> None:
+    """Tells Lightning how many micro-batches the epoch has that begins, which it counted when the loaders were made, and
+    lets a validation at a fraction of the epoch come after a whole step, the same one at every accumulation.
+    """
     loop = trainer.fit_loop
-    limit = trainer.limit_train_batches
-    batches = min(batches, limit) if isinstance(limit, int) else batches
     loop._combined_loader.limits = [batches]
     loop.max_batches = batches
-    if isinstance(trainer.val_check_interval, float):
-        trainer.val_check_batch = max(1, int(batches * trainer.val_check_interval))
+    if isinstance(trainer.val_check_interval, float) and trainer.val_check_batch not in (None, float("inf")):
+        trainer.val_check_batch = max(1, int(batches // accumulate * trainer.val_check_interval)) * accumulate

@@ -46,3 +46,18 @@ def backward_passes(
                 f"the parameter {name} received a gradient that was already summed and rounded over the "
                 f"micro-batch. Use it through nn.Linear or F.linear, or freeze it (requires_grad_(False))."
             )
+
+
+def check_trainable(model: nn.Module, reducer: GradientReducer) -> None:
+    """Raises UncoveredError unless the parameters that take part in the step still do: of one that is frozen midway a part
+    of the sum would be missing."""
+    began, now = reducer.own_parameters, [(name, p) for name, p in model.named_parameters() if p.requires_grad]
+    if [id(p) for _, p in began] == [id(p) for _, p in now]:
+        return
+    changed = {name for name, _ in began} ^ {name for name, _ in now}
+    names = ", ".join(sorted(changed)) or "(replaced)"
+    raise UncoveredError(
+        f"the parameters {names} were frozen or unfrozen between two micro-batches of one optimizer step, so their "
+        f"gradients would be parts of the sum over the global batch. Change them between two steps, for example in "
+        f"on_train_epoch_start."
+    )

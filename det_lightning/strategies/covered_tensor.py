@@ -2,15 +2,18 @@
 and its loss is seen through the batch's tensors and what is computed from them.
 """
 
+import inspect
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch._dynamo import OptimizedModule
 from torch.utils._pytree import tree_leaves, tree_map
 
 from det_lightning.errors import UncoveredError
 from det_lightning.layers.checkpointing import covered_checkpointing
 from det_lightning.layers.function_mode import FunctionMode
+from det_lightning.strategies.start import refuse_compiled
 
 _FABRICS_OWN_HOOK = "_backward_hook"  # on outputs of the model: it only looks whether fabric.backward was called
 
@@ -81,8 +84,13 @@ class CoveredModule(nn.Module):
     def __init__(self, module: nn.Module):
         super().__init__()
         self.module = module
+        self._looked = False
 
+    @torch.compiler.disable  # Fabric compiles again, around this module, what it was handed compiled
     def forward(self, *args: Any, **kwargs: Any) -> Any:
+        if not self._looked:
+            self._looked = True
+            _check_callers()
         scope = scope_of((args, kwargs))
         args, kwargs = uncovered(args), uncovered(kwargs)
         if scope is None:
@@ -91,3 +99,12 @@ class CoveredModule(nn.Module):
         with covered_checkpointing(scope.mode.again), scope.mode:
             output = self.module(*args, **kwargs)
         return scope.cover(output) if torch.is_grad_enabled() else output
+
+
+def _check_callers() -> None:
+    """Raises UncoveredError if a compiled module is calling."""
+    frame = inspect.currentframe()
+    while frame is not None:
+        if isinstance(frame.f_locals.get("self"), OptimizedModule):
+            raise refuse_compiled("the model that was handed to fabric.setup")
+        frame = frame.f_back

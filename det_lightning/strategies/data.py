@@ -1,6 +1,7 @@
 """Gives the user's DataLoaders the run's sample order: contiguous slices, no padding, resumable within an epoch."""
 
 import os
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -10,13 +11,13 @@ from torch import Tensor
 from torch.utils.data import DataLoader, IterableDataset
 
 from det_lightning.distributed.declared_stream import StreamOrder
-from det_lightning.distributed.listed_order import ListedOrder, Listing, listed_order
+from det_lightning.distributed.listed_order import Listing, listed_order
 from det_lightning.distributed.sample_order import SampleOrder, Slice
 from det_lightning.distributed.slice_loader import SliceLoader, SliceSampler, check_loader, is_shuffled, own_sampler
 from det_lightning.errors import UncoveredError
 from det_lightning.ledger.digest import value_digest
 from det_lightning.strategies.accumulation import Accumulation, accumulation_of, follow
-from det_lightning.strategies.resume import Stamp
+from det_lightning.strategies.resume import Stamp, lasting
 
 
 class TrainingData:
@@ -31,6 +32,7 @@ class TrainingData:
         self.arrangement: int | None = None
         self.order: SampleOrder | None = None
         self._loader: SliceLoader | None = None
+        self._limit: int | float | None = None  # of the Trainer, as the user gave it
 
     def _step_size(self, loader: DataLoader, accumulation: Accumulation, world_size: int) -> int | None:
         if self._global_batch is not None or loader.batch_size is None:
@@ -40,6 +42,11 @@ class TrainingData:
     @property
     def seed(self) -> int:
         return self._seed if self._seed is not None else int(os.environ.get("PL_GLOBAL_SEED", 0))
+
+    def give_limit_back(self, trainer: Any) -> None:
+        """The Trainer's limit is the user's again."""
+        if self._limit is not None:
+            trainer.limit_train_batches, self._limit = self._limit, None
 
     def take(self, loader: SliceLoader) -> None:
         """This is the training loader."""
@@ -88,18 +95,19 @@ class TrainingData:
             )
         check_loader(loader)
         accumulation = accumulation_of(trainer)
-        limit = trainer.limit_train_batches
-        accumulation.check_limit(limit)
-        most_steps = limit // accumulation.values[0] if isinstance(limit, int) else None
-        order = order_of(
-            loader,
-            global_batch=self._step_size(loader, accumulation, world_size),
-            seed=self.seed,
-            most_steps=most_steps,
-            arrangement=self.arrangement,
-            reshuffled=not trainer.overfit_batches,
-        )
-        check_listing(order)
+        options = {
+            "global_batch": self._step_size(loader, accumulation, world_size),
+            "seed": self.seed,
+            "arrangement": self.arrangement,
+            "reshuffled": not trainer.overfit_batches,
+        }
+        order = order_of(loader, **options)
+        if self._limit is None:
+            self._limit = trainer.limit_train_batches
+        most_steps = accumulation.steps_within(self._limit, order.steps)
+        if most_steps is not None:
+            order = replace(order, most_steps=most_steps)
+        check_same(order)
         if resumed is not None:
             resumed.check(order)
         automatic = trainer.lightning_module.automatic_optimization
@@ -111,8 +119,11 @@ class TrainingData:
             accumulate=accumulation.at,
             # Under manual optimization a batch makes as many optimizer steps as it likes.
             steps_done=lambda: trainer.global_step if automatic else progress.total.completed,
-            on_epoch=(lambda batches: follow(trainer, batches)) if len(set(accumulation.values)) > 1 else None,
+            on_epoch=lambda epoch, batches: follow(trainer, batches, accumulation.at(epoch)),
         )
+        if isinstance(self._limit, float) and self._limit != 1.0:
+            # Lightning would take the fraction of the micro-batches that are left of it.
+            trainer.limit_train_batches = len(sampler)
         cut = SliceLoader(loader, sampler, value_digest if record_samples else None, may_draw=False)
         self.take(cut)
         return cut
@@ -123,7 +134,6 @@ def order_of(
     *,
     global_batch: int | None,
     seed: int,
-    most_steps: int | None = None,
     arrangement: int | None = None,
     reshuffled: bool = True,
 ) -> SampleOrder:
@@ -136,7 +146,7 @@ def order_of(
     own = own_sampler(loader)
     if own is not None:
         listing = Listing(own[0], batched=own[1], seed=seed, told=(loader.sampler,))
-        rest = {"drop_last": loader.drop_last, "most_steps": most_steps, "arrangement": arrangement}
+        rest = {"drop_last": loader.drop_last, "most_steps": None, "arrangement": arrangement}
         return listed_order(listing, global_batch=global_batch, **rest)
     return _kind_of_order(loader)(
         samples=len(loader.dataset),
@@ -144,7 +154,6 @@ def order_of(
         seed=seed,
         shuffle=is_shuffled(loader) and reshuffled,
         drop_last=loader.drop_last,
-        most_steps=most_steps,
         arrangement=arrangement,
     )
 
@@ -153,20 +162,25 @@ def _kind_of_order(loader: DataLoader) -> type[SampleOrder]:
     return StreamOrder if isinstance(loader.dataset, IterableDataset) else SampleOrder
 
 
-def check_listing(order: SampleOrder) -> None:
-    """Raises UncoveredError unless the user's sampler, if there is one, lists the same on every rank."""
-    if not isinstance(order, ListedOrder):
-        return
-    mine = order.listing.digest(0)
+def check_same(order: SampleOrder) -> None:
+    """Raises UncoveredError unless every rank has the same order."""
     if not dist.is_initialized() or dist.get_world_size() == 1:
         return
-    digests: list[str | None] = [None] * dist.get_world_size()
-    dist.all_gather_object(digests, mine)
-    if len(set(digests)) > 1:
-        raise UncoveredError(
-            f"the sampler {type(order.listing.sampler).__name__} lists other samples on another rank. Every rank is to list "
-            f"the whole epoch; the strategy cuts it. Use the sampler as for one process, without rank and world size."
-        )
+    orders: list[dict[str, Any]] = [{}] * dist.get_world_size()
+    dist.all_gather_object(orders, lasting(order))
+    for rank, other in enumerate(orders):
+        name = next((name for name in orders[0] if other.get(name) != orders[0][name]), None)
+        if name == "listing":
+            raise UncoveredError(
+                f"the sampler {type(order.listing.sampler).__name__} lists other samples on another rank. Every rank is to "
+                f"list the whole epoch; the strategy cuts it. Use the sampler as for one process, without rank and world "
+                f"size."
+            )
+        if name is not None:
+            raise UncoveredError(
+                f"the ranks were given unlike data: rank 0 has {name} = {orders[0][name]}, rank {rank} has "
+                f"{other.get(name)}. Every rank is to hold the whole data set, which the strategy cuts."
+            )
 
 
 def check_fetching(trainer: Any) -> None:
@@ -184,7 +198,7 @@ def check_fetching(trainer: Any) -> None:
         )
 
 
-def evaluation_loader(loader: object, *, world_size: int, rank: int, stand_ins: bool = True) -> SliceLoader:
+def evaluation_loader(loader: object, *, world_size: int, rank: int, stand_ins: bool = True) -> DataLoader:
     """Each sample exactly once over all ranks; with `stand_ins`, a rank without samples gets the batch's first, which is to
     count for nothing.
 
@@ -194,16 +208,19 @@ def evaluation_loader(loader: object, *, world_size: int, rank: int, stand_ins: 
         raise UncoveredError(f'strategy="det" evaluates on torch.utils.data.DataLoader, got {type(loader).__name__}.')
     check_loader(loader)
     own = own_sampler(loader)
+    samples = len(loader.dataset)
+    if own is None and samples < (loader.batch_size if loader.drop_last else 1):
+        return loader  # without a batch, as it is
     if own is not None:
         listing = Listing(own[0], batched=own[1], seed=0, told=(loader.sampler,))
         size = None if loader.batch_size is None else world_size * loader.batch_size
         order = listed_order(listing, global_batch=size, drop_last=loader.drop_last, most_steps=None, arrangement=None)
     else:
-        samples = len(loader.dataset)
         order = _kind_of_order(loader)(
             samples=samples - samples % loader.batch_size if loader.drop_last else samples,
             global_batch=world_size * loader.batch_size,
             shuffle=is_shuffled(loader),
         )
+    check_same(order)
     sampler = SliceSampler(order, world_size=world_size, rank=rank, accumulate=1, stand_ins=stand_ins)
     return SliceLoader(loader, sampler)

@@ -13,6 +13,7 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor
+from torch.utils.data import IterableDataset
 
 from det_lightning.distributed.metric_reduce import reduce_metric
 from det_lightning.errors import InputError, UncoveredError
@@ -25,7 +26,7 @@ from det_lightning.strategies.batch_hooks import BatchMarks, cover_before_transf
 from det_lightning.strategies.data import TrainingData, check_fetching, evaluation_loader
 from det_lightning.strategies.exact_results import ExactCollection, make_exact, make_stock
 from det_lightning.strategies.stand_in import surroundings
-from det_lightning.strategies.start import broadcast_state, check_subnormals, check_whole
+from det_lightning.strategies.start import broadcast_state, check_not_compiled, check_subnormals, check_whole
 from det_lightning.strategies.step import StepMixin
 
 ARITHMETIC = "det"
@@ -92,6 +93,7 @@ class DetStrategyMixin(StepMixin):
         _check_trainer(trainer, self.root_device)
         check_subnormals()
         check_whole(self.model)
+        check_not_compiled(self.model)
         if trainer.state.fn.value != "predict":
             # Lightning would replace the user's order before process_dataloader sees it.
             self._connector = trainer._accelerator_connector
@@ -117,6 +119,7 @@ class DetStrategyMixin(StepMixin):
         refuse_hooks(self.lightning_module)  # callbacks may have added some since setup
         trainer = self.lightning_module.trainer
         check_fetching(trainer)
+        _check_rate_finder(trainer, self.world_size)
         # Lightning's scheduler sets it when an epoch begins, not when a run goes on within one.
         trainer.accumulate_grad_batches = accumulation_of(trainer).at(self.training_data.place()[0])
         self._go_on_logging()
@@ -128,6 +131,7 @@ class DetStrategyMixin(StepMixin):
             restore(self.lightning_module, self._swapped)
             self._swapped = {}
             uncover_before_transfer(self.lightning_module)
+            self.training_data.give_limit_back(self.lightning_module.trainer)
             for loop in _logging_loops(self.lightning_module.trainer):
                 make_stock(loop._results)
         self._clear_step()
@@ -147,9 +151,10 @@ class DetStrategyMixin(StepMixin):
                 record_samples=self.record_samples,
                 resumed=self._resumed,
             )
-        if trainer.predicting:
-            return dataloader
-        return evaluation_loader(dataloader, world_size=self.world_size, rank=self.global_rank)
+        if trainer.predicting and not isinstance(getattr(dataloader, "dataset", None), IterableDataset):
+            return dataloader  # Lightning has cut it, without repeating a sample
+        stand_ins = not trainer.predicting
+        return evaluation_loader(dataloader, world_size=self.world_size, rank=self.global_rank, stand_ins=stand_ins)
 
     # One step
 
@@ -166,6 +171,13 @@ class DetStrategyMixin(StepMixin):
         """After the hook of that name of callbacks and module."""
         super().on_train_batch_start(batch, batch_idx)
         self._marks.check(batch)
+        if self._untrained:
+            raise UncoveredError(
+                "the batch before was not trained: on_train_batch_start returned -1, which skips the rest of an epoch. The "
+                "order of samples is counted in steps from the run's start, so an epoch cannot end early. Use "
+                "limit_train_batches, or leave the samples out in the data set."
+            )
+        self._untrained = True
 
     def validation_step(self, *args: Any, **kwargs: Any) -> Any:
         with self._evaluation(args):
@@ -195,25 +207,23 @@ class DetStrategyMixin(StepMixin):
     # Checkpoints
 
     def save_checkpoint(self, checkpoint: dict[str, Any], filepath: Any, storage_options: Any = None) -> None:
-        accumulate = self.lightning_module.trainer.accumulate_grad_batches
-        if self._pending and self.lightning_module.trainer.state.status.value == "interrupted":
+        trainer = self.lightning_module.trainer
+        accumulate = trainer.accumulate_grad_batches
+        within = self._pending > 0 or resume.within_step(checkpoint, accumulate)
+        if within:
             resume.back_to_whole_step(checkpoint, accumulate)
-        elif self._pending:
-            raise InputError(
-                f"a checkpoint was asked for after {self._pending} micro-batches of an unfinished optimizer step; their "
-                f"digits are not part of a checkpoint. Save every_n_train_steps or at the end of an epoch."
-            )
         if self.training_data.order is not None:
             checkpoint[resume.KEY] = resume.stamp(self.training_data.order, accumulate)
-            if self._pending == 0 and self.training_data.place()[1]:
-                checkpoint[resume.KEY][resume.LOGGED] = self._logged_so_far()
+            # Other ranks may be gone after an exception.
+            if self.training_data.place()[1] and not (within and trainer.state.status.value == "interrupted"):
+                checkpoint[resume.KEY][resume.LOGGED] = self._logged_so_far(within=within)
         super().save_checkpoint(checkpoint, filepath, storage_options)
         self.saved_checkpoints.append((checkpoint["global_step"], str(filepath)))
 
-    def _logged_so_far(self) -> dict[str, Any]:
+    def _logged_so_far(self, *, within: bool) -> dict[str, Any]:
         epoch, step = self.training_data.place()
         results = self.lightning_module.trainer.fit_loop.epoch_loop._results
-        sums = results.sums() if isinstance(results, ExactCollection) else {}
+        sums = results.sums(within=within) if isinstance(results, ExactCollection) else {}
         return {"epoch": epoch, "step": step, "sums": {key: list(value) for key, value in sums.items()}}
 
     def _go_on_logging(self) -> None:
@@ -239,6 +249,17 @@ class DetStrategyMixin(StepMixin):
 def _logging_loops(trainer) -> list[Any]:
     training = trainer.fit_loop.epoch_loop
     return [training, training.val_loop, trainer.validate_loop, trainer.test_loop]
+
+
+def _check_rate_finder(trainer, world_size: int) -> None:
+    """Lightning's finder looks at the loss of the first rank's last micro-batch: a part of the global batch."""
+    looks = any(type(callback).__name__ == "_LRCallback" for callback in trainer.callbacks)
+    if looks and world_size * trainer.accumulate_grad_batches > 1:
+        raise UncoveredError(
+            f"the learning rate finder looks at the loss of one micro-batch on one rank, so with {world_size} ranks and "
+            f"accumulate_grad_batches={trainer.accumulate_grad_batches} the rate it finds would depend on the cut. Run it "
+            f"on one device without accumulation, with the global batch as batch_size, and pass the rate that it suggests."
+        )
 
 
 def _check_trainer(trainer, device: torch.device) -> None:

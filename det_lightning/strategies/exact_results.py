@@ -113,6 +113,7 @@ class ExactMetric:
     _step: Sums | None = None
     _window: object = None
     _last: Tensor | None = None
+    _marked: tuple[Tensor, int] | None = None  # the epoch's sums, or a maximum, before the step that is under way
 
     def update(self, value: Any, batch_size: int) -> None:
         summed = self.meta.is_sum_reduction if self.is_tensor else False
@@ -142,7 +143,26 @@ class ExactMetric:
 
     def reset(self) -> None:
         super().reset()
-        self._epoch = self._step = self._last = self._window = None
+        self._epoch = self._step = self._last = self._window = self._marked = None
+
+    def mark(self) -> None:
+        """A step begins: `so_far(within=True)` will be what the epoch holds now."""
+        self._marked = self.so_far(within=False)
+
+    def so_far(self, *, within: bool) -> tuple[Tensor, int] | None:
+        """(int64 [means, 2, NB] of this rank, steps) of the epoch; for a maximum or minimum (float [1], 0); None if there is
+        nothing yet.
+
+        Args:
+            within: without the step that is under way.
+        """
+        if within:
+            return self._marked
+        if self.is_tensor and (self.meta.is_max_reduction or self.meta.is_min_reduction):
+            return self.value.detach().clone().reshape(1), 0
+        if self._epoch is None or self._epoch.integers is None:
+            return None
+        return self._epoch.integers.clone(), self._epoch.windows
 
     def _value_of(self, sums: Sums, summed: bool) -> Tensor:
         sync = self.meta.sync
@@ -196,17 +216,24 @@ class ExactCollection:
                 metric._epoch.integers, metric._epoch.windows = found[0].clone(), found[1]
         super().__setitem__(key, metric)
 
-    def sums(self) -> dict[str, tuple[Tensor, int]]:
-        """key -> (int64 [means, 2, NB] over all ranks, steps so far) of every value whose epoch is under way; for a
-        maximum or minimum (float [1], 0)."""
+    def mark(self) -> None:
+        """See `ExactMetric.mark`."""
+        for metric in self.values():
+            if isinstance(metric, ExactMetric):
+                metric.mark()
+
+    def sums(self, *, within: bool = False) -> dict[str, tuple[Tensor, int]]:
+        """key -> `ExactMetric.so_far`, over all ranks, of every value whose epoch is under way."""
         found = {}
         for key, metric in self.items():
-            sums = getattr(metric, "_epoch", None)
-            if metric.is_tensor and (metric.meta.is_max_reduction or metric.meta.is_min_reduction):
-                found[key] = (metric.meta.sync(metric.value.clone()).reshape(1).cpu(), 0)
-            elif sums is not None and sums.integers is not None:
-                total = _added(sums.integers, None) if metric.meta.sync.should else sums.integers
-                found[key] = (normalise_digits(total), sums.windows)
+            here = metric.so_far(within=within) if isinstance(metric, ExactMetric) else None
+            if here is None:
+                continue
+            values, windows = here
+            if values.is_floating_point():
+                found[key] = (metric.meta.sync(values.reshape(())).reshape(1).cpu(), 0)
+            else:
+                found[key] = (normalise_digits(_added(values, None) if metric.meta.sync.should else values), windows)
         return found
 
 

@@ -20,7 +20,7 @@ from det_lightning.layers.loss_terms import MOST_MEANS
 from det_lightning.layers.random_places import RandomPlaces
 from det_lightning.optim.gradient_norm import clip_gradients_by_norm, clip_gradients_by_value
 from det_lightning.optim.stepping import step_optimizer
-from det_lightning.strategies.backward_passes import add_loss, backward_passes
+from det_lightning.strategies.backward_passes import add_loss, backward_passes, check_trainable
 from det_lightning.strategies.covered_tensor import CoveredTensor, Scope
 from det_lightning.strategies.step import StepFacts
 
@@ -56,6 +56,8 @@ class FabricStepMixin:
         data = self.training_data
         if self._pending == 0:
             self._begin_step()
+        else:
+            check_trainable(self._module, self._reducer)
         self._reducer.weightless = data.current.empty
         places = RandomPlaces(data.order.seed, self.steps_done, data.positions, "step")
         mode = FunctionMode(self._module, sink=self._reducer, samples=data.samples, strict=True, places=places)
@@ -64,6 +66,8 @@ class FabricStepMixin:
 
     def _begin_step(self) -> None:
         named = [(name, p) for name, p in self._module.named_parameters() if p.requires_grad]
+        if self._reducer is not None:
+            self._reducer.forget_functions()
         if self._reducer is None or [id(p) for _, p in named] != [id(p) for _, p in self._reducer.parameters]:
             self._reducer = GradientReducer(named, means=MOST_MEANS)
 

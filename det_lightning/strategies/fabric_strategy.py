@@ -19,11 +19,11 @@ from det_lightning.errors import InputError, UncoveredError
 from det_lightning.layers.convert import convert
 from det_lightning.optim.stepping import check_optimizer
 from det_lightning.strategies.covered_tensor import CoveredModule
-from det_lightning.strategies.data import TrainingData, check_listing, evaluation_loader, order_of
+from det_lightning.strategies.data import TrainingData, check_same, evaluation_loader, order_of
 from det_lightning.strategies.fabric_loader import FabricLoader
 from det_lightning.strategies.fabric_step import FabricStepMixin
 from det_lightning.strategies.resume import KEY, Stamp, stamp
-from det_lightning.strategies.start import broadcast_state, check_subnormals, check_whole
+from det_lightning.strategies.start import broadcast_state, check_not_compiled, check_subnormals, check_whole
 
 STEPS_DONE = "steps_done"
 _PRECISIONS = ("32-true", "bf16-true", "bf16-mixed")
@@ -86,6 +86,7 @@ class FabricMixin(FabricStepMixin):
     def setup_module(self, module: nn.Module) -> CoveredModule:
         check_subnormals()
         check_whole(module)
+        check_not_compiled(module)
         if self.precision.precision not in _PRECISIONS:
             raise UncoveredError(
                 f'Fabric(strategy="det") covers precision {", ".join(_PRECISIONS)}, got {self.precision.precision}. The '
@@ -131,7 +132,7 @@ class FabricMixin(FabricStepMixin):
     def begin_pass(self, loader: SliceLoader) -> None:
         data, order = self.training_data, loader.slice_sampler.order
         if data.order is None:
-            check_listing(order)
+            check_same(order)
             data.take(loader)
         elif data.order is not order:
             raise UncoveredError(

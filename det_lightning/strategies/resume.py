@@ -33,7 +33,7 @@ class Stamp:
 
     def check(self, order: SampleOrder) -> None:
         """Raises InputError with both values unless `order` continues the run of this checkpoint."""
-        for name, given in _lasting(order).items():
+        for name, given in lasting(order).items():
             saved = getattr(self, name)
             if saved != given:
                 hint = (
@@ -46,10 +46,10 @@ class Stamp:
 
 def stamp(order: SampleOrder, accumulate: int) -> dict[str, int | bool]:
     """Plain values for the checkpoint, so that it loads with weights_only=True."""
-    return {**_lasting(order), "accumulate": accumulate}
+    return {**lasting(order), "accumulate": accumulate}
 
 
-def _lasting(order: SampleOrder) -> dict[str, int | bool]:
+def lasting(order: SampleOrder) -> dict[str, int | bool]:
     """What decides the samples of a step; how they are arranged within it does not."""
     names = ("samples", "global_batch", "seed", "shuffle", "drop_last")
     listing = getattr(order, "listing", None)
@@ -113,8 +113,15 @@ def _rescale(progress: dict[str, Any], saved: Stamp, accumulate: Callable[[int],
         count.update({tracker: scaled - (count["ready"] - count[tracker]) for tracker in _TRACKERS})
 
 
+def within_step(checkpoint: dict[str, Any], accumulate: int) -> bool:
+    """Whether some but not all micro-batches of a step have been begun."""
+    if "loops" not in checkpoint:
+        return False
+    return checkpoint["loops"]["fit_loop"]["epoch_loop.batch_progress"]["current"]["ready"] % accumulate != 0
+
+
 def back_to_whole_step(checkpoint: dict[str, Any], accumulate: int) -> None:
-    """After an exception within a step: the checkpoint stands before that step, which a resumed run takes anew."""
+    """Within a step: the checkpoint stands before that step, which a resumed run takes anew."""
     if "loops" not in checkpoint:  # weights only
         return
     progress = checkpoint["loops"]["fit_loop"]["epoch_loop.batch_progress"]

@@ -33,13 +33,29 @@ def check_whole(module: nn.Module) -> None:
         if type(child).__module__.startswith(("torch.distributed.", "torch.nn.parallel.")):
             raise UncoveredError(
                 f"the module {path or '(the model itself)'} is a {type(child).__name__}, which cuts parameters or reduces "
-                f"gradients by itself. "
-                f"{_WHOLE}"
+                f"gradients by itself. {_WHOLE}"
             )
     for name, parameter in module.named_parameters():
         if type(parameter.data).__module__.startswith("torch.distributed."):
             kind = type(parameter.data).__name__
             raise UncoveredError(f"the parameter {name} is cut over ranks (a {kind}). {_WHOLE}")
+
+
+def refuse_compiled(what: str) -> UncoveredError:
+    """The error for a compiled model."""
+    return UncoveredError(
+        f"{what} was compiled. torch.compile fuses operations into kernels with roundings of their own, which "
+        f'strategy="det" cannot see: train the model without torch.compile.'
+    )
+
+
+def check_not_compiled(module: nn.Module) -> None:
+    """Raises UncoveredError if the model, one of its methods, or a module in it was compiled."""
+    if getattr(module, "_compiler_ctx", None) is not None:  # Lightning's note of a compiled LightningModule
+        raise refuse_compiled(f"the model {type(module).__name__}")
+    for path, child in module.named_modules():
+        if type(child).__name__ == "OptimizedModule" or child._compiled_call_impl is not None:
+            raise refuse_compiled(f"the module {path}" if path else f"the model {type(child).__name__}")
 
 
 def check_subnormals() -> None:

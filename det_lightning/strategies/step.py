@@ -22,7 +22,8 @@ from det_lightning.layers.loss_terms import MOST_MEANS
 from det_lightning.layers.random_places import RandomPlaces
 from det_lightning.ops.canonical import canonical_nan
 from det_lightning.optim.gradient_norm import gradient_norm
-from det_lightning.strategies.backward_passes import add_loss, backward_passes
+from det_lightning.strategies.backward_passes import add_loss, backward_passes, check_trainable
+from det_lightning.strategies.exact_results import ExactCollection
 from det_lightning.strategies.stand_in import surroundings
 
 
@@ -56,8 +57,8 @@ class StepMixin:
         self._running: FunctionMode | None = None  # while training_step runs
         self._digest: int | None = None  # of the micro-batch's samples, until it has been added
         self._synchronise = True
+        self._untrained = False  # a batch was handed out and training_step did not come
         self._pending = 0  # micro-batches of a step that is not finished
-        self._trainable: set[str] = set()  # names of the parameters that take part in it
 
     def _mode(self, *, sink: GradientReducer | None, phase: str) -> FunctionMode:
         data = self.training_data
@@ -66,15 +67,18 @@ class StepMixin:
         return FunctionMode(self.lightning_module, sink=sink, samples=data.samples, strict=True, places=places)
 
     def training_step(self, *args: Any, **kwargs: Any) -> Any:
-        here = self.training_data.current
+        here, self._untrained = self.training_data.current, False
         if self._pending == 0:
             self._begin_step()
+            results = self.lightning_module.trainer.fit_loop.epoch_loop._results
+            if isinstance(results, ExactCollection) and self.lightning_module.trainer.accumulate_grad_batches > 1:
+                results.mark()  # for a checkpoint within the step
             if self._resumed is not None:
                 # Lightning skips schedulers that look at an epoch's metrics in the epoch of a resume, because it has
                 # not got those of its first part; ours are in the checkpoint.
                 self.lightning_module.trainer.fit_loop._restarting = False
         else:
-            self._check_trainable()
+            check_trainable(self.lightning_module, self._reducer)
         self._reducer.weightless = here.empty
         self._running = mode = self._mode(sink=self._reducer, phase="step")
         self._digest = self.training_data.current_digest
@@ -111,23 +115,12 @@ class StepMixin:
         module = self.lightning_module
         automatic = module.automatic_optimization
         named = [(name, p) for name, p in module.named_parameters() if p.requires_grad or not automatic]
-        self._trainable = {name for name, _ in named}
         if self._reducer is not None:
             self._reducer.forget_functions()
         if self._reducer is None or [id(p) for _, p in named] != [id(p) for _, p in self._reducer.parameters]:
             # By hand one freezes parameters within a step, and runs several graphs forward before one backward.
             options = {"announced": automatic, "frozen_too": not automatic}
             self._reducer = GradientReducer(named, means=MOST_MEANS, **options)
-
-    def _check_trainable(self) -> None:
-        """Within a step the same parameters take part: of one that is frozen midway a part of the sum would be missing."""
-        now = {name for name, parameter in self.lightning_module.named_parameters() if parameter.requires_grad}
-        for name in sorted(now ^ self._trainable):
-            raise UncoveredError(
-                f"the parameter {name} was {'unfrozen' if name in now else 'frozen or removed'} between two micro-batches "
-                f"of one optimizer step, so its gradient would be a part of the sum over the global batch. Change it "
-                f"between two steps, for example in on_train_epoch_start."
-            )
 
     def backward(self, closure_loss: Tensor, optimizer: Any, *args: Any, **kwargs: Any) -> Tensor:
         """Back-propagates the loss as training_step returned it: Lightning's own was divided by the accumulation."""
@@ -197,8 +190,6 @@ class StepMixin:
     def _reduce(self, optimizer: Any) -> None:
         means, digest = self._reducer.reduce()
         penalties = self._plan.partial(None)
-        again = penalties is not None or not self.lightning_module.automatic_optimization
-        self._reducer.functions.backward(keep=again)
         if penalties is not None:  # once a step, the same on every rank
             self.precision_plugin.backward(penalties, self.lightning_module, optimizer)
         self.step_facts = StepFacts(

@@ -24,15 +24,21 @@ from tests.claims.trainings import CLASSES, FEATURES, HIDDEN, Network, Run, Spli
 class Layers(nn.Module):
     """The Trainer's Network as a plain module; the loss is the loop's."""
 
-    def __init__(self, dropout: float = 0.0):
+    def __init__(self, dropout: float = 0.0, gated: bool = False):
         super().__init__()
         start = Network()
+        self.gated = gated
         self.hidden, self.output = nn.Linear(FEATURES, HIDDEN), nn.Linear(HIDDEN, CLASSES)
         self.load_state_dict(start.state_dict())
+        if gated:
+            self.gate, self.shift = (nn.Parameter(torch.linspace(-1, 1, HIDDEN)) for _ in range(2))
         self.dropout = nn.Dropout(dropout)
 
     def forward(self, x):
-        return self.output(self.dropout(F.relu(self.hidden(x))))
+        h = self.hidden(x)
+        if self.gated:
+            h = h * torch.sigmoid(self.gate) + self.shift
+        return self.output(self.dropout(F.relu(h)))
 
 
 @dataclass(frozen=True)
@@ -44,6 +50,7 @@ class Loop:
     samples: int = 58
     shuffle: bool = True
     dropout: float = 0.0
+    gated: bool = False
     clip: dict[str, float] = field(default_factory=lambda: {"max_norm": 0.05})
     options: dict[str, Any] = field(default_factory=dict)
     strategy: str = "det"
@@ -91,7 +98,7 @@ def run(rank: int, world_size: int, port: int, loop: Loop) -> dict[str, Any]:
         accelerator=loop.accelerator, devices=world_size, strategy=strategy, precision=loop.precision
     )
     fabric.launch()
-    model = Layers(loop.dropout)
+    model = Layers(loop.dropout, loop.gated)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.2, momentum=0.9)
     model, optimizer = fabric.setup(model, optimizer)
     loader = DataLoader(
@@ -153,12 +160,25 @@ def test_a_loop_gives_the_same_bytes_at_every_split(split):
     assert len(set(reference()["weights"])) == 10
 
 
-def test_a_loop_gives_the_bytes_of_the_trainer():
+class Gated(Network):
+    """The Trainer's module of gated layers."""
+
+    def __init__(self):
+        super().__init__()
+        self.gate, self.shift = (nn.Parameter(torch.linspace(-1, 1, HIDDEN)) for _ in range(2))
+
+    def forward(self, x):
+        return self.output(F.relu(self.hidden(x) * torch.sigmoid(self.gate) + self.shift))
+
+
+@pytest.mark.parametrize("build", [Network, Gated])
+def test_a_loop_gives_the_bytes_of_the_trainer(build):
     run_of_trainer = Run(
-        split=Split(1, 24, 1), steps=9, samples=58, loader={"shuffle": True}, options={"global_batch": 24}
+        split=Split(1, 24, 1), steps=9, samples=58, loader={"shuffle": True}, options={"global_batch": 24}, build=build
     )
     outcome = train(0, 1, free_port(), run_of_trainer)
-    assert (outcome.weights, outcome.losses) == (reference()["weights"], reference()["losses"])
+    expected = reference() if build is Network else looped(Loop(gated=True))
+    assert (outcome.weights, outcome.losses) == (expected["weights"], expected["losses"])
 
 
 def test_stock_ddp_fails_the_same_check():
@@ -175,6 +195,7 @@ def test_stock_ddp_fails_the_same_check():
         {"loss": "exact_mean", "clip": {"clip_val": 0.01}},
         {"loss": "two means", "clip": {}},
         {"dropout": 0.25, "workers": 1},
+        {"gated": True},
         {"evaluate": 13},
         {"precision": "bf16-true"},
         {"precision": "bf16-mixed"},

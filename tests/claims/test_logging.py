@@ -142,6 +142,30 @@ def test_an_epoch_that_is_interrupted_keeps_what_was_logged(tmp_path):
         assert outcome.rates == expected.rates[6:]
 
 
+class SavesWithinAStep(Callback):
+    """After the first micro-batch of the seventh step, which is the third of its epoch."""
+
+    def __init__(self, path):
+        self.path = path
+
+    def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx):
+        if trainer.global_step == 6 and batch_idx % trainer.accumulate_grad_batches == 0:
+            trainer.save_checkpoint(self.path)
+
+
+def test_a_checkpoint_within_a_step_keeps_what_was_logged_before_it(tmp_path):
+    expected, _, expected_epochs = at(SPLITS[0])
+    split = next(split for split in SPLITS if split.world_size > 1 and split.accumulate > 1)
+    callbacks = (SavesWithinAStep(tmp_path / "within.ckpt"),)
+    saved = on_ranks(split.world_size, watched, replace(RUN, split=split, trainer=TRAINER, callbacks=callbacks))[0]
+    assert saved[2] == expected_epochs
+    outcome, _, epochs = on_ranks(1, watched, replace(RUN, split=SPLITS[0], trainer=TRAINER, resume=callbacks[0].path))[
+        0
+    ]
+    assert epochs == expected_epochs[1:]
+    assert (outcome.weights, outcome.rates) == (expected.weights[6:], expected.rates[6:])
+
+
 def test_early_stopping_and_the_best_checkpoint_do_not_depend_on_the_split(tmp_path):
     found = []
     for split in (SPLITS[0], SPLITS[2]):

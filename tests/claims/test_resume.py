@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from lightning.pytorch import Callback
 from lightning.pytorch.callbacks import ModelCheckpoint
 
 from det_lightning.ledger.store import LedgerReader
@@ -171,16 +172,50 @@ def test_a_checkpoint_loads_with_weights_only(folder):
     assert checkpoint["global_step"] == 8
 
 
-class SavesWithinAStep(Network):
-    def on_train_batch_end(self, outputs, batch, batch_idx):
-        if batch_idx == 4:
-            self.trainer.save_checkpoint(self.trainer.default_root_dir + "/within.ckpt")
+class Within(Callback):
+    """After two of three micro-batches of step 7: saves a checkpoint, or stops the fit."""
+
+    def __init__(self, path: Path | None = None):
+        self.path = path
+
+    def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx):
+        if trainer.global_step == 6 and batch_idx % 3 == 1:
+            if self.path is None:
+                trainer.should_stop = True
+            else:
+                trainer.save_checkpoint(self.path)
 
 
-def test_a_checkpoint_within_a_step_is_refused(tmp_path):
-    with pytest.raises(Failed, match="after 2 micro-batches of an unfinished optimizer step") as failure:
-        outcome_of(Run(split=Split(1, 8, 3), build=SavesWithinAStep, trainer={"default_root_dir": str(tmp_path)}))
-    assert failure.value.kind == "InputError"
+def test_a_checkpoint_within_a_step_stands_before_it(tmp_path):
+    saving = replace(SHUFFLED, split=SPLITS[2], callbacks=(Within(tmp_path / "within.ckpt"),))
+    assert_same_training(outcome_of(saving), straight())
+    for split in (SPLITS[3], SPLITS[1]):
+        resumed = outcome_of(replace(SHUFFLED, split=split, resume=tmp_path / "within.ckpt"))
+        assert_continues(resumed, straight(), 6)
+
+
+def test_a_fit_that_is_stopped_within_a_step_goes_on_before_it(tmp_path):
+    last = ModelCheckpoint(tmp_path, save_last=True)
+    stopping = replace(
+        SHUFFLED,
+        split=SPLITS[2],
+        callbacks=(Within(), last),
+        trainer={"enable_checkpointing": True},
+        checkpoint=tmp_path / "after fit.ckpt",
+    )
+    assert outcome_of(stopping).weights == straight().weights[:7]
+    for name in ("last.ckpt", "after fit.ckpt"):
+        resumed = outcome_of(replace(SHUFFLED, split=SPLITS[3], resume=tmp_path / name))
+        assert_continues(resumed, straight(), 6)
+
+
+def test_a_resumed_run_saves_every_few_steps_as_the_one_before(tmp_path):
+    outcome_of(replace(SHUFFLED, split=SPLITS[2], steps=12, checkpoint=tmp_path / "stopped.ckpt"))
+    saving = {"save_every": 4, "checkpoint": tmp_path / "second" / "last.ckpt"}
+    resumed = outcome_of(replace(SHUFFLED, split=SPLITS[2], resume=tmp_path / "stopped.ckpt", **saving))
+    assert_continues(resumed, straight(), 12)
+    again = outcome_of(replace(SHUFFLED, split=SPLITS[1], resume=tmp_path / "second" / "step=16.ckpt"))
+    assert_continues(again, straight(), 16)
 
 
 def test_a_stock_checkpoint_is_taken_at_the_end_of_an_epoch_only(tmp_path):

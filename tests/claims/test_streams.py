@@ -17,6 +17,7 @@ from tests.claims.processes import Failed, on_ranks
 from tests.claims.test_resume import assert_continues
 from tests.claims.test_world_size import assert_same_training
 from tests.claims.trainings import Network, Run, Split, spread_samples, train
+from tests.strategies.test_trainer_features import trainer_of
 
 SAMPLES = 46
 
@@ -136,13 +137,17 @@ def test_the_stock_loader_gives_a_stream_to_every_worker_whole():
     assert len(list(DataLoader(InOrder(SAMPLES), batch_size=None, num_workers=2))) == 2 * SAMPLES
 
 
-def test_predicting_reads_a_stream_too(tmp_path):
-    class Predicting(Network):
-        def predict_step(self, batch, batch_idx):
-            return batch[1]
+class Predicting(Network):
+    def predict_step(self, batch, batch_idx):
+        return batch[1]
 
-    from tests.strategies.test_trainer_features import trainer_of
 
-    rows = trainer_of(0, 1, free_port()).predict(Predicting(), DataLoader(InOrder(9), batch_size=4))
-    torch.distributed.destroy_process_group()
-    assert torch.equal(torch.cat(rows), InOrder(9).y)
+def predict(rank, world_size, port) -> list[int]:
+    rows = trainer_of(rank, world_size, port).predict(Predicting(), DataLoader(InOrder(9), batch_size=2))
+    return torch.cat(rows).tolist()
+
+
+@pytest.mark.parametrize("world_size", [1, 2, 3])
+def test_predicting_shows_every_sample_of_a_stream_once(world_size):
+    rows = [row for rank in on_ranks(world_size, predict) for row in rank]
+    assert sorted(rows) == sorted(InOrder(9).y.tolist())

@@ -11,6 +11,8 @@ from torch.utils._python_dispatch import _get_current_dispatch_mode
 from det_lightning.bisection.operation_log import read_log
 from det_lightning.errors import DetError
 from det_lightning.kernels import dispatch
+from det_lightning.ops.broadcast import arithmetic
+from det_lightning.ops.elementary import det_sigmoid
 from det_lightning.ops.gemm import det_gemm
 from det_lightning.replay.operation_recorder import OperationRecorder, spell
 from det_lightning.replay.sides import Side, SideRunner
@@ -62,6 +64,17 @@ def test_results_are_the_same_with_the_recorder_and_without(tmp_path):
 
     assert train(True) == train(False)
     assert "det.gemm.gemm" in {each.name for each in read_log(tmp_path / "log-0")}
+
+
+def test_backward_passes_of_our_own_operations_are_recorded(tmp_path):
+    x = torch.linspace(-1, 1, 5, requires_grad=True)
+    with OperationRecorder(tmp_path / "log", torch.nn.Identity()).recording() as recorder:
+        recorder.phase = "forward"
+        loss = arithmetic("mul", det_sigmoid(x), torch.ones(3, 1)).sum()
+        recorder.phase = "backward"
+        loss.backward()
+    names = {each.name for each in read_log(tmp_path / "log") if each.phase == "backward"}
+    assert "det.reduction.sum_states" in names and any("elementary" in name for name in names)
 
 
 @pytest.mark.parametrize("error", [RuntimeError, KeyboardInterrupt, SystemExit])

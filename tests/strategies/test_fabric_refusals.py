@@ -189,6 +189,18 @@ def test_a_second_module_optimizers_modules_and_loaders_without_a_contract_are_r
         fabric.setup(nn.Sequential(nn.Linear(2, 2), nn.Tanh()))
 
 
+def test_a_compiled_model_is_refused():
+    fabric = Fabric(accelerator="cpu", strategy=FabricDetStrategy(cluster_environment=given_ranks(0, 1, free_port())))
+    fabric.launch()
+    plain = Layers()
+    optimizer = torch.optim.SGD(plain.parameters(), lr=0.1)
+    model, _ = fabric.setup(torch.compile(plain, backend="eager"), optimizer)
+    loader = fabric.setup_dataloaders(DataLoader(spread_samples(24), batch_size=6))
+    with pytest.raises(UncoveredError, match=r"handed to fabric\.setup was compiled"):
+        model(next(iter(loader))[0])
+    dist.destroy_process_group()
+
+
 def test_after_backward_a_batch_is_made_of_ordinary_tensors(loop):
     one = loop()
     for x, y in one.loader:

@@ -13,11 +13,14 @@ from tests.strategies import launched
 ROOT = Path(__file__).resolve().parents[2]
 SCRIPT = str(Path(__file__).parent / "launched.py")
 NAMES = ("det", "det_spawn", "det_fork", "det_notebook")
+GROUP_VARIABLES = frozenset("MASTER_ADDR MASTER_PORT WORLD_SIZE RANK LOCAL_RANK NODE_RANK GROUP_RANK".split())
 
 
 def python(*arguments: str, cwd: Path = ROOT) -> str:
     """Runs a new interpreter; what it wrote to standard output."""
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "PYTHONWARNINGS": "ignore", "OMP_NUM_THREADS": "1"}
+    # A training inside this process leaves the address of its own group behind.
+    inherited = {name: value for name, value in os.environ.items() if name not in GROUP_VARIABLES}
+    environment = {**inherited, "PYTHONPATH": str(ROOT), "PYTHONWARNINGS": "ignore", "OMP_NUM_THREADS": "1"}
     finished = subprocess.run(
         [sys.executable, *arguments], capture_output=True, text=True, env=environment, cwd=cwd, timeout=240
     )

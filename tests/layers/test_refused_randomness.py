@@ -1,0 +1,94 @@
+"""Random numbers that belong to no sample, and changes of a batch that nothing sees, are refused."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch.utils.data import DataLoader
+
+from det_lightning.errors import UncoveredError
+from tests.claims.trainings import FEATURES, Network, spread_samples
+from tests.layers.fitting import fit
+
+
+@pytest.mark.parametrize("draw", [lambda x: torch.randn(x.shape), lambda x: torch.rand_like(x.t()[:5])])
+def test_random_augmentation_after_the_transfer_is_refused_without_samples(draw):
+    def on_after_batch_transfer(self, batch, dataloader_idx):
+        if self.trainer.training:
+            draw(batch[0])
+        return batch
+
+    build = type("Augmenting", (Network,), {"on_after_batch_transfer": on_after_batch_transfer})
+    with pytest.raises(
+        UncoveredError, match=r"called in the LightningModule itself .*(samples in dimension 0|movedim)"
+    ):
+        fit(build)
+
+
+def test_what_a_hook_does_to_a_batch_is_seen_or_refused():
+    def before(self, batch, dataloader_idx):
+        return (batch[0] * torch.rand(()), batch[1]) if self.trainer.training else batch
+
+    def in_place(self, batch, batch_idx):
+        batch[0].mul_(2.0)
+
+    def covered(self, batch, dataloader_idx):
+        return batch[0] * 2.0, batch[1]
+
+    with pytest.raises(UncoveredError, match="random call rand, called in the LightningModule itself"):
+        fit(type("Before", (Network,), {"on_before_batch_transfer": before}))
+    with pytest.raises(UncoveredError, match="changed in on_train_batch_start"):
+        fit(type("InPlace", (Network,), {"on_train_batch_start": in_place}))
+    module = type("Covered", (Network,), {"on_before_batch_transfer": covered})()
+    assert fit(lambda: module).weights[1] != fit(Network).weights[1]
+    assert "_on_before_batch_transfer" not in module.__dict__
+
+
+class NoisyData(torch.utils.data.Dataset):
+    def __init__(self, count: int):
+        self.data = spread_samples(count)
+
+    def __len__(self):
+        return len(self.data)
+
+    def __getitem__(self, index):
+        x, y = self.data[index]
+        return x + torch.rand(()), y
+
+
+def test_random_augmentation_in_the_data_set_is_refused_in_training_and_not_in_validation():
+    with pytest.raises(UncoveredError, match="drew from the global generator of torch"):
+        fit(Network, data=NoisyData)
+
+    class Validating(Network):
+        def val_dataloader(self):
+            return DataLoader(NoisyData(9), batch_size=4)
+
+    fit(Validating, trainer={"num_sanity_val_steps": 1})
+
+
+def test_random_numbers_for_a_constant_are_refused_also_where_it_has_as_many_rows_as_the_batch():
+    class Noisy(Network):
+        def __init__(self):
+            super().__init__()
+            self.register_buffer("levels", torch.zeros(12, FEATURES))
+
+        def training_step(self, batch, batch_idx):
+            return F.cross_entropy(self(batch[0] + torch.rand_like(self.levels)), batch[1])
+
+    with pytest.raises(
+        UncoveredError, match=r"random numbers for a constant of shape \[12, 12\].* belongs to a sample"
+    ):
+        fit(Noisy)
+
+
+def test_a_buffer_with_as_many_rows_as_the_batch_is_not_taken_for_samples():
+    class Normed(Network):
+        def __init__(self):
+            super().__init__()
+            self.register_buffer("levels", torch.linspace(1, 2, 12 * FEATURES).view(12, FEATURES))
+
+        def training_step(self, batch, batch_idx):
+            largest = self.levels.max(0).values
+            return F.cross_entropy(self(batch[0] / largest * self.levels[3]), batch[1])
+
+    assert len(set(fit(Normed).weights)) == 3
