@@ -59,7 +59,7 @@ class WeightLedger(Callback):
     ):
         super().__init__()
         self._options = recording_options(kinds, leaves_every_n_steps, keep_leaves, keep_leaves_every_n_steps)
-        self.path, self._log = Path(path), log
+        self.path, self._log = Path(path).absolute(), log
         self._entry = entry, entry_arguments
         self._writer: LedgerWriter | None = None
         self._state: dict[str, Any] = {}  # step and trace of the last record, for checkpoints

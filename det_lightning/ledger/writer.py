@@ -81,7 +81,7 @@ class LedgerWriter:
         record is then step + 1. retention: which leaves are kept; None: all.
         Raises LedgerError if a ledger is already there, or if it cannot be written.
         """
-        directory = Path(path)
+        directory = Path(path).absolute()  # code may change the working directory while it trains
         header = {
             "format": FORMAT,
             "recipe": dict(recipe),
@@ -137,7 +137,7 @@ class LedgerWriter:
         Later records stay in the file but no longer count. Raises LedgerError if there is no such record or
         its trace is another.
         """
-        directory = Path(path)
+        directory = Path(path).absolute()  # code may change the working directory while it trains
         LedgerReader(directory).close()  # there is one; what it holds is read once nobody else can write it
         lines = AppendFile(directory / LEDGER_FILE, locked=True)
         try:

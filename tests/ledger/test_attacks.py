@@ -268,3 +268,14 @@ def test_a_worker_that_outlives_a_killed_run_does_not_keep_its_ledger_locked(tmp
     finally:
         os.kill(orphan, signal.SIGKILL)
         run.stdout.close()
+
+
+def test_a_change_of_the_working_directory_moves_no_file(tmp_path, monkeypatch):
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path)
+    writer = LedgerWriter.create("run", recipe={}, environment={}, entry={}, retention=Retention(2))
+    append_steps(writer, range(3))
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    append_steps(writer, range(3, 12), kinds=["weights", "buffers"])
+    writer.close()
+    assert verify_chain(tmp_path / "run").sound and not list((tmp_path / "elsewhere").iterdir())

@@ -5,9 +5,13 @@ import random
 import signal
 import subprocess
 import sys
+import tempfile
 import time
+from pathlib import Path
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from det_lightning.errors import InputError, LedgerError
 from det_lightning.ledger.chain import verify_chain
@@ -217,3 +221,42 @@ def test_a_part_goes_only_after_enough_records_and_soon_after(last):
         kept = [each for each in range(1, step + 1) if where[each] in alive]
         assert set(kept) >= set(range(max(1, step - last + 1), step + 1))
         assert len(kept) <= last + max(1, last // 4)
+
+
+@settings(max_examples=40)
+@given(
+    last=st.integers(1, 9),
+    every=st.one_of(st.none(), st.integers(1, 7)),
+    stretches=st.lists(st.tuples(st.integers(0, 12), st.integers(0, 6), st.booleans()), min_size=1, max_size=5),
+)
+def test_any_sequence_of_stretches_and_resumes_keeps_what_it_should(last, every, stretches):
+    """stretches: records to write, how far the next start goes back, whether this one says that it was finished."""
+    with tempfile.TemporaryDirectory() as folder:
+        path, retention, step = Path(folder, "run"), Retention(last, every), -1
+        writer = LedgerWriter.create(path, recipe={}, environment={}, entry={}, retention=retention)
+        written: list[int] = []
+        for length, back, finished in stretches:
+            for _ in range(length):
+                step += 1
+                append_steps(writer, [step])
+                written.append(step)
+            if finished:
+                writer.close()
+            writer.abandon()
+            report = verify_chain(path)
+            assert report.sound and not report.torn, report.damage
+            if step < 0:
+                return
+            kept = set(kept_steps(path))
+            assert {
+                each for each in written[-last:] if each <= step
+            } <= kept  # not behind a resume
+            assert {each for each in range(step + 1) if retention.keeps_for_good(each)} <= kept
+            with LedgerReader(path) as reader:
+                for each in kept:
+                    digests = agree_and_leaves(each)[1]["weights"]
+                    assert reader.leaves(reader.record(each), "weights") == {n: d.hex() for n, d in digests.items()}
+            step = max(0, step - back)
+            trace = trace_at(path, step)
+            writer = LedgerWriter.reopen(path, step=step, trace=trace, environment={}, retention=retention)
+        writer.abandon()
