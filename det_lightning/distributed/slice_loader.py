@@ -129,10 +129,10 @@ class SliceLoader(DataLoader):
         self.current_digest: int | None = None
 
     def __iter__(self) -> Iterator[Any]:
-        # Both look at the sampler's place now, not at the first batch.
-        return self._batches(self.slice_sampler.slices(*self.slice_sampler.place()), super().__iter__())
-
-    def _batches(self, slices: Iterator[tuple[Slice, list[Any]]], batches: Iterator[Any]) -> Iterator[Any]:
+        # A generator: the place is that of the first batch. Lightning makes the iterator before it restores a checkpoint's
+        # progress when a scheduler asks how many steps there will be.
+        slices = self.slice_sampler.slices(*self.slice_sampler.place())
+        batches = super().__iter__()
         batches = batches if self._may_draw else guarded(batches)
         for (here, _), batch in zip(slices, batches, strict=True):
             self.current_digest, batch = batch if self._digesting else (None, batch)

@@ -218,6 +218,35 @@ def test_a_resumed_run_saves_every_few_steps_as_the_one_before(tmp_path):
     assert_continues(again, straight(), 16)
 
 
+class OneCycle(Network):
+    """Asks how many steps there will be before a checkpoint's progress is restored."""
+
+    def configure_optimizers(self):
+        optimizer = torch.optim.SGD(self.parameters(), lr=0.1, momentum=0.9)
+        steps = self.trainer.estimated_stepping_batches
+        schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.3, total_steps=steps)
+        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
+
+
+class StopAfter(Callback):
+    def __init__(self, step: int):
+        self.step = step
+
+    def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx):
+        trainer.should_stop = trainer.global_step == self.step
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_schedule_over_the_whole_run_goes_on_within_an_epoch(workers, tmp_path):
+    loader = {"shuffle": True, "num_workers": workers}
+    cycle = replace(SHUFFLED, build=OneCycle, steps=-1, trainer={"max_epochs": 3}, loader=loader)
+    whole = outcome_of(replace(cycle, split=SPLITS[1]))
+    for step in (3, 7):
+        path = tmp_path / f"{step}.ckpt"
+        outcome_of(replace(cycle, split=SPLITS[2], callbacks=(StopAfter(step),), checkpoint=path))
+        assert_continues(outcome_of(replace(cycle, split=SPLITS[3], resume=path)), whole, step)
+
+
 def test_a_stock_checkpoint_is_taken_at_the_end_of_an_epoch_only(tmp_path):
     stock = Run(strategy="ddp", samples=48, split=Split(1, 12, 1))
     for steps in (3, 4):

@@ -13,7 +13,7 @@ from torch.utils.data import DataLoader, IterableDataset
 from det_lightning.errors import InputError
 from det_lightning.ledger.store import LedgerReader
 from det_lightning.strategies.given_ranks import free_port
-from tests.claims.processes import Failed, on_ranks
+from tests.claims.processes import Background, Failed, on_ranks
 from tests.claims.test_resume import assert_continues
 from tests.claims.test_world_size import assert_same_training
 from tests.claims.trainings import Network, Run, Split, spread_samples, train
@@ -121,8 +121,12 @@ def test_a_stream_is_opened_once_while_the_slices_lie_side_by_side():
 
 
 def test_a_stream_that_ends_early_is_named():
+    run, port = replace(RUN, data=Short, validation=None, split=Split(2, 6, 1)), free_port()
+    ranks = [Background(train, rank, 2, port, run) for rank in range(2)]
     with pytest.raises(Failed, match="Short declares 47 samples, but its iter_from ended before sample 46 of epoch 0"):
-        on_ranks(2, train, replace(RUN, data=Short, validation=None, split=Split(2, 6, 1)))
+        ranks[1].result()
+    with pytest.raises(Failed, match="rank 0 lost another rank"):
+        ranks[0].result()
     with pytest.raises(InputError, match="Short declares 47 samples"):
         train(0, 1, free_port(), replace(RUN, data=Short, validation=None, loader={"num_workers": 1}))
 
