@@ -197,7 +197,7 @@ class FunctionMode(TorchFunctionMode):
             self._refuse_parameters(name, operands)
         self.rules.check(name, operands, with_gradient, args, kwargs, result)
         if with_gradient and name in IEEE and isinstance(result, Tensor):
-            self.terms.note_numbers(name, args, result)
+            self.terms.numbers.note(name, args, result)
         if follows_mean:
             self._follow_mean(name, args[0] if name == "setitem" else result)
         return result

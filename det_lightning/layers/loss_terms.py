@@ -11,8 +11,10 @@ import torch
 from torch import Tensor
 
 from det_lightning.errors import UncoveredError
+from det_lightning.layers.call_names import DIVISIONS
 from det_lightning.layers.loss_calls import Items, count_digits
 from det_lightning.layers.loss_graph import check_step, name_of, steps_below
+from det_lightning.layers.loss_numbers import COMMUTATIVE, SCALINGS, LossNumbers
 from det_lightning.layers.loss_plan import Among, LossPlan, Mean, Term, bits_of, structure_of
 from det_lightning.ops.canonical import canonical_nan
 from det_lightning.ops.means import item_digits, quotient_of, undivided
@@ -24,9 +26,6 @@ STATISTIC = (
     "into micro-batches. It may be logged; for the loss or a buffer, compute it in the data set or before training."
 )
 _IDENTITIES = frozenset("clone squeeze view reshape contiguous positive alias float double to type detach data".split())
-_COMMUTATIVE = frozenset("mul rmul multiply".split())
-_DIVISIONS = frozenset("div truediv itruediv true_divide".split())
-_SCALINGS = _COMMUTATIVE | _DIVISIONS | frozenset("imul neg".split())
 _ADDITIONS = frozenset("add radd iadd sub isub rsub subtract".split())
 
 
@@ -45,8 +44,7 @@ class LossTerms:
         self._terms: dict[object, Term] = {}  # autograd node -> term; the node's identity is the key
         self._statistics: dict[int, tuple[Tensor, Term | None]] = {}  # by identity: made of means, without gradient
         self._holds: list[Tensor] = []  # whose identity is in a key
-        self._by_count: dict[object, float] = {}  # autograd node of what was divided by the number of samples -> it
-        self._numbers: set[float] = set()  # that items and activations were computed with
+        self.numbers = LossNumbers(samples)
 
     def record_items(self, items: Items) -> Tensor:
         """The mean or sum of items, a tensor without dimensions; its gradient is not divided."""
@@ -73,19 +71,6 @@ class LossTerms:
         else:
             self._terms[result.grad_fn] = term
         return result
-
-    def note_numbers(self, name: str, args: tuple, result: Tensor) -> None:
-        """Numbers of a call on items or activations: those of every micro-batch of a step must be the same."""
-        numbers = [value for value in args if isinstance(value, (int, float)) and not isinstance(value, bool)]
-        self._numbers.update(numbers)
-        for divisor in (_divisor(name, number) for number in numbers):
-            if divisor > 1 and abs(divisor - self.samples) < 1e-6 * divisor:
-                self._by_count[result.grad_fn] = divisor
-
-    def refuse_count(self, values: Tensor) -> None:
-        """Raises UncoveredError for the sum of items that were divided by the number of samples at hand."""
-        if values.grad_fn in self._by_count:
-            raise _mean_of_means(self._by_count[values.grad_fn])
 
     def note_statistics(self, tensors: list[Tensor]) -> None:
         """These hold values of this micro-batch's means: good for logging, but not for the loss, since they depend on
@@ -156,7 +141,7 @@ class LossTerms:
         found = [part for part in parts if part]
         plain = not kwargs and all(p or isinstance(v, (int, float)) for p, v in zip(parts, args, strict=True))
         moved = name in _IDENTITIES and bool(parts) and bool(parts[0])
-        scaled = plain and name in _SCALINGS and len(found) == 1 and (parts[0] or name in _COMMUTATIVE)
+        scaled = plain and name in SCALINGS and len(found) == 1 and (parts[0] or name in COMMUTATIVE)
         if not (moved or scaled or (plain and name in _ADDITIONS)) or not any(part.places for part in found):
             return None
         pairs = list(zip(parts, args, strict=True))
@@ -172,10 +157,8 @@ class LossTerms:
         """A sum divided by the number of samples at hand is a mean of means, whose value depends on the cut."""
         places = [place for value in args if (term := terms.get(id(value))) for place in term.places]
         totals = [place for place in places if self.means[place].total]
-        for number in (value for value in args if isinstance(value, (int, float)) and value > 0):
-            divisor = _divisor(name, number)
-            if totals and divisor > 1 and abs(divisor - self.samples) < 1e-6 * divisor:
-                raise _mean_of_means(divisor)
+        if totals:
+            self.numbers.refuse_sample_counts(name, args)
 
     def refuse_operands(self, name: str, operands: tuple) -> None:
         """A mean, or what was made of one, may not enter a covered operation."""
@@ -224,7 +207,7 @@ class LossTerms:
             return term.evaluate(dict(zip(places, tensors, strict=True)), group is None)
 
         return LossPlan(
-            means, groups, partial, value, structure_of(groups, means, value, self._numbers), bits_of(groups)
+            means, groups, partial, value, structure_of(groups, means, value, self.numbers.seen), bits_of(groups)
         )
 
     def made_of(self, value: object) -> tuple[list[Mean] | None, Callable[[list[Tensor]], Tensor] | None]:
@@ -256,22 +239,8 @@ def _penalty(value: Tensor) -> Term:
     return Term(frozenset(), lambda means, attached: value if attached else value.detach(), True)
 
 
-def _divisor(name: str, number: float) -> float:
-    """What a scaling by a number divides by; 0 for another call."""
-    if name not in _SCALINGS or not number:
-        return 0.0
-    return number if name in _DIVISIONS else 1.0 / number
-
-
-def _mean_of_means(divisor: float) -> UncoveredError:
-    return UncoveredError(
-        f"a sum over the micro-batch is divided by {divisor:g}, the number of its samples, which depends on how the global "
-        f"batch is cut. Write the mean: reduction='mean', values.mean() or det_lightning.exact_mean(values, mask)."
-    )
-
-
 def _nonlinear(name: str, operands: tuple) -> UncoveredError:
-    if name in _DIVISIONS and len(operands) == 2 and all(isinstance(value, Tensor) for value in operands):
+    if name in DIVISIONS and len(operands) == 2 and all(isinstance(value, Tensor) for value in operands):
         return UncoveredError(
             f"{name} is applied to a mean or sum over the batch and a tensor: the number of items to divide by is the "
             f"one over the global batch. Write det_lightning.exact_mean(values, mask), mask true where an item counts."

@@ -67,7 +67,7 @@ class MeanFunctions:
                 return self._count(input, *args, **kwargs)
             raise self._refusal("sum over chosen dimensions or with a dtype", "Covered: values.sum() over all items.")
         self._terms.refuse_operands("sum", (input,))
-        self._terms.refuse_count(input)
+        self._terms.numbers.refuse_sum(input)
         return self._reduced(counted(self._in_float32(input), input.numel(), self._samples, "sum"))
 
     def _count(self, input, *args, **kwargs):

@@ -44,7 +44,8 @@ def backward_passes(
         if parameter.grad is not None:
             raise UncoveredError(
                 f"the parameter {name} received a gradient that was already summed and rounded over the "
-                f"micro-batch. Use it through nn.Linear or F.linear, or freeze it (requires_grad_(False))."
+                f"micro-batch. Let it meet samples through nn.Linear, F.linear, x @ weight, + - * / or "
+                f"parameter.expand(len(x), ...), or freeze it (requires_grad_(False))."
             )
 
 
