@@ -248,9 +248,7 @@ def test_any_sequence_of_stretches_and_resumes_keeps_what_it_should(last, every,
             if step < 0:
                 return
             kept = set(kept_steps(path))
-            assert {
-                each for each in written[-last:] if each <= step
-            } <= kept  # not behind a resume
+            assert {each for each in written[-last:] if each <= step} <= kept  # not behind a resume
             assert {each for each in range(step + 1) if retention.keeps_for_good(each)} <= kept
             with LedgerReader(path) as reader:
                 for each in kept:
