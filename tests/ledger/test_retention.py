@@ -186,6 +186,24 @@ def test_a_part_of_a_record_that_never_came_is_deleted_when_the_run_goes_on(tmp_
     assert writer.torn_leaf_bytes == 64 and not lost.exists()
 
 
+def test_leaves_that_are_dropped_while_they_are_read_are_not_kept(tmp_path, monkeypatch):
+    kept_run(tmp_path / "run", 20, Retention(8)).close()
+    with LedgerReader(tmp_path / "run") as reader:
+        record = reader.record(20)
+        path = leaf_path(tmp_path / "run", "weights", record.leaves["weights"].part)
+        keeps, asked = reader.keeps_leaves, []
+
+        def keeps_until_asked(*arguments):
+            answer = keeps(*arguments)
+            if not asked:
+                path.unlink()
+            asked.append(answer)
+            return answer
+
+        monkeypatch.setattr(reader, "keeps_leaves", keeps_until_asked)
+        assert reader.leaves(record, "weights") == {} and asked == [True, False]
+
+
 def test_kinds_without_tensors_and_kinds_that_come_later_need_no_file(tmp_path):
     kept_run(tmp_path / "run", 30, Retention(4), kinds=("buffers",), names=()).close()
     assert leaf_files(tmp_path / "run") in ([], [("buffers", None)])
