@@ -276,3 +276,23 @@ def test_any_sequence_of_stretches_and_resumes_keeps_what_it_should(last, every,
             trace = trace_at(path, step)
             writer = LedgerWriter.reopen(path, step=step, trace=trace, environment={}, retention=retention)
         writer.abandon()
+
+
+def test_a_run_that_goes_on_dropping_leaves_can_be_read_and_checked_meanwhile(tmp_path):
+    path, known = tmp_path / "run", tmp_path / "known"
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    process = subprocess.Popen([sys.executable, "-c", WRITER, str(path), str(known)], env=environment)
+    try:
+        while process.poll() is None and (not known.exists() or known.read_text().count("\n") < 3):
+            time.sleep(0.01)
+        for _ in range(25):
+            report = verify_chain(path)
+            assert report.sound, report.damage
+            with LedgerReader(path) as reader:
+                for step in range(max(0, reader.last_step - 5), reader.last_step + 1):
+                    found = reader.leaves(reader.record(step), "weights")
+                    digests = agree_and_leaves(step)[1]["weights"]
+                    assert found in ({}, {name: digest.hex() for name, digest in digests.items()})
+    finally:
+        process.send_signal(signal.SIGKILL)
+        process.wait()
