@@ -184,7 +184,10 @@ class FaultGuard(Callback):
 
 
 def _only_ours(trainer: Any, pl_module: torch.nn.Module, guard: Callback) -> bool:
-    """Whether nobody else may change gradients between the two looks at them: no hook of the module, no other callback's."""
+    """Whether nobody else may change gradients between the two looks at them: no hook of the module, no other callback's, no
+    code of a step made by hand."""
+    if not pl_module.automatic_optimization:
+        return False
     if not type(pl_module).on_after_backward.__module__.startswith(("lightning.", "pytorch_lightning.")):
         return False
     place = trainer.callbacks.index(guard)

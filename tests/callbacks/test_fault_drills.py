@@ -16,6 +16,7 @@ from det_lightning.kernels import dispatch
 from det_lightning.replay.run import QUIET_TRAINER, quiet_lightning
 from det_lightning.strategies.given_ranks import free_port, given_ranks
 from det_lightning.strategies.lightning_strategy import DetStrategy
+from tests.callbacks.test_weight_ledger import ClipsByHand
 from tests.claims.processes import in_new_process, on_ranks
 from tests.replay.recorded import Network, build
 
@@ -192,11 +193,12 @@ def guarded_with_changes(folder):
     return [
         told(run(folder / "callback", more=[Scales()])[0]),
         told(run(folder / "module", module=ScalesItself(0.25, None))[0]),
+        told(run(folder / "by hand", module=ClipsByHand())[0]),
     ]
 
 
 def test_code_that_may_change_gradients_is_not_accused(tmp_path):
-    assert in_new_process(guarded_with_changes, tmp_path) == [None, None]
+    assert in_new_process(guarded_with_changes, tmp_path) == [None] * 3
 
 
 def test_a_drill_that_never_came_to_its_step_shows_nothing(tmp_path):
