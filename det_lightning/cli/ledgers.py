@@ -9,7 +9,7 @@ from typing import Any
 
 import typer
 
-from det_lightning.cli.printing import plain_value, say, say_table, value_text, visible, warn
+from det_lightning.cli.printing import header_name, header_text, plain_value, say, say_table, visible, warn
 from det_lightning.ledger.compare import HEADER_PARTS, HeaderDifference
 from det_lightning.ledger.lines import LEDGER_FILE
 from det_lightning.ledger.reader import LedgerReader
@@ -103,7 +103,16 @@ def say_header_differences(differences: Sequence[HeaderDifference], *, recipe_ma
         if found:
             allowed = part != "recipe" or recipe_may_differ
             say(f"{part} differs{' (allowed)' if allowed else ''}:")
-            say_table([[visible(e.name), value_text(e.reference), value_text(e.candidate)] for e in found])
+            say_table(
+                [
+                    [
+                        header_name(each.name),
+                        header_text(each.name, each.reference),
+                        header_text(each.name, each.candidate),
+                    ]
+                    for each in found
+                ]
+            )
 
 
 def headers_json(differences: Sequence[HeaderDifference]) -> list[dict[str, Any]]:

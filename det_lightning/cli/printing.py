@@ -6,6 +6,7 @@ The answer goes to stdout, everything else to stderr.
 from __future__ import annotations
 
 import json
+import re
 import struct
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -16,6 +17,8 @@ from det_lightning.errors import LedgerError
 from det_lightning.ledger.record import bits_float
 
 FLOAT_FIELDS = ("loss", "learning_rates", "clip")
+FLOAT_PARTS, FLOAT_ENTRY = ("optimizers", "schedulers", "clip"), ".float64"
+_BITS = re.compile(r"[0-9a-f]{16}")
 _WIDEST_VALUE = 60
 
 
@@ -50,6 +53,21 @@ def value_text(value: str | None) -> str:
         return "-"
     loaded = plain_value(value)
     return visible(loaded if isinstance(loaded, str) else value, widest=_WIDEST_VALUE)
+
+
+def header_text(name: str, value: str | None) -> str:
+    """The value of a header's entry, given as JSON text; what stands for floats as decimal number and bits."""
+    loaded = plain_value(value)
+    of_floats = name.endswith(FLOAT_ENTRY) or name.split(".")[0] in FLOAT_PARTS
+    numbers = loaded if isinstance(loaded, list) else [loaded]
+    if of_floats and numbers and all(isinstance(each, str) and _BITS.fullmatch(each) for each in numbers):
+        return visible(", ".join(f"{decimal(each)} ({each})" for each in numbers), widest=_WIDEST_VALUE)
+    return value_text(value)
+
+
+def header_name(name: str) -> str:
+    """The name of a header's entry as people read it."""
+    return visible(name.removesuffix(FLOAT_ENTRY))
 
 
 def field_text(name: str, value: Any) -> str:

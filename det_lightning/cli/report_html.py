@@ -8,7 +8,7 @@ from typing import Any
 
 from det_lightning.bisection.operation_log import Operation
 from det_lightning.cli.ledgers import steps_text
-from det_lightning.cli.printing import field_text, plain_value, value_text, visible
+from det_lightning.cli.printing import field_text, header_name, header_text, plain_value, visible
 from det_lightning.cli.report_data import Report
 from det_lightning.cli.report_svg import loss_picture, map_picture
 from det_lightning.cli.step_report import finding_rows, meaning, name_of, tensor_of
@@ -62,7 +62,11 @@ def _runs(report: Report) -> str:
 
 def _headers(report: Report) -> str:
     rows = [
-        [part, _text(each.name), _code(value_text(each.reference)), _code(value_text(each.candidate))]
+        [
+            part,
+            _text(header_name(each.name)),
+            *(_code(header_text(each.name, v)) for v in (each.reference, each.candidate)),
+        ]
         for part in HEADER_PARTS
         for each in report.comparison.headers
         if each.part == part

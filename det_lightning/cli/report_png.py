@@ -6,7 +6,7 @@ from pathlib import Path
 from textwrap import wrap
 from typing import Any
 
-from det_lightning.cli.printing import value_text, visible
+from det_lightning.cli.printing import header_name, header_text, visible
 from det_lightning.cli.report_data import DIVERGE, MATCH, Report
 from det_lightning.cli.step_report import meaning, name_of, tensor_of
 
@@ -92,8 +92,8 @@ def _number(loss: float | None) -> float:
 def _words(report: Report) -> list[str]:
     lines = []
     for each in report.comparison.headers[:8]:
-        values = [visible(value_text(value), widest=34) for value in (each.reference, each.candidate)]
-        lines.append(f"{each.part} {visible(each.name, widest=40)}: {values[0]} -> {values[1]}")
+        values = [visible(header_text(each.name, value), widest=34) for value in (each.reference, each.candidate)]
+        lines.append(f"{each.part} {visible(header_name(each.name), widest=40)}: {values[0]} -> {values[1]}")
     finding = report.finding
     if finding is not None and finding.difference is None:
         lines += ["", visible(f"replay: {finding.verdict}: {finding.reason}", widest=150)]

@@ -7,7 +7,7 @@ from dataclasses import asdict
 
 from det_lightning.cli import exit_codes
 from det_lightning.cli.ledgers import ledger_json, open_ledger, steps_text
-from det_lightning.cli.printing import decimal, field_text, say, say_json, say_table, value_text, visible
+from det_lightning.cli.printing import decimal, field_text, header_name, header_text, say, say_json, say_table, visible
 from det_lightning.ledger.compare import HEADER_PARTS, flat_header
 from det_lightning.ledger.reader import LedgerReader, Resume
 from det_lightning.ledger.record import KINDS, Record
@@ -38,7 +38,9 @@ def _show_run(reader: LedgerReader) -> None:
     for part in HEADER_PARTS:
         if reader.header[part]:
             say(part)
-            say_table([[visible(n), value_text(v)] for n, v in sorted(flat_header(reader.header[part]).items())])
+            say_table(
+                [[header_name(n), header_text(n, v)] for n, v in sorted(flat_header(reader.header[part]).items())]
+            )
     if reader.resumes:
         say("resumed")
         say_table([[f"after step {each.step}", _resume_text(reader, each)] for each in reader.resumes])
@@ -70,7 +72,7 @@ def _resume_text(reader: LedgerReader, resume: Resume) -> str:
     """What was cut off, and the environment as far as it differs from that of the first start."""
     first, then = flat_header(reader.environment), flat_header(resume.environment)
     notes = [
-        f"{visible(name)} {value_text(first.get(name))} -> {value_text(then.get(name))}"
+        f"{header_name(name)} {header_text(name, first.get(name))} -> {header_text(name, then.get(name))}"
         for name in sorted(first.keys() | then.keys())
         if first.get(name) != then.get(name)
     ]

@@ -48,6 +48,8 @@ def covered_checkpointing(again: Callable[[], Callable[[], Any]]) -> Iterator[No
         inner = generator(fn, preserve_rng_state, contexts, *rest, **kwargs)
 
         def run():
+            # Within another region they are on already, and stay.
+            refused = _switches._saved_tensors_hooks_get_disabled_error_message()
             _switches._saved_tensors_hooks_enable()
             try:
                 # What torch does for itself is no part of the model: torch 2.11 makes an empty tensor here.
@@ -58,7 +60,8 @@ def covered_checkpointing(again: Callable[[], Callable[[], Any]]) -> Iterator[No
                     next(inner, None)
             finally:
                 inner.close()
-                _switches._saved_tensors_hooks_disable(_HOOKS)
+                if refused is not None:
+                    _switches._saved_tensors_hooks_disable(refused)
 
         return run()
 

@@ -138,7 +138,10 @@ class FunctionMode(TorchFunctionMode):
         if self.strict and self.sample_places.follow(name, args, kwargs, operands, result):
             made = [value for value in flat(result) if isinstance(value, Tensor)]
             if any(value.requires_grad for value in made):
-                raise UncoveredError(f"{name} makes {STATISTIC}")
+                raise UncoveredError(
+                    f"{name} makes {STATISTIC} Dimension 0 was taken for the {self.samples} samples; where it holds "
+                    f"something else, bring the samples there (movedim)."
+                )
             self.terms.note_statistics(made)
         return result
 
@@ -152,9 +155,9 @@ class FunctionMode(TorchFunctionMode):
             if met is not None:
                 return met
         if free:
+            parameter = self.batch_free.parameter_below(self.batch_free.among(operands)[0])
             covered, result = self.batch_free.call(name, func, args, kwargs)
             if not covered:
-                parameter = self.batch_free.parameter_below(self.batch_free.among(operands)[0])
                 raise self.refusal(f"{name} applied to the parameter {self.names.name_of(parameter)}", _PENALTIES)
             return result
         replacement = self._replacements.get(func)

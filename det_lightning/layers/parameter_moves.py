@@ -102,7 +102,7 @@ def moved_by(
         return []
     if name in _SAME_ELEMENTS:
         return operands[:1]
-    func = torch.reshape if name == "view" else func  # a stand-in may not be contiguous where the tensor is
+    func = Tensor.reshape if name == "view" else func  # a stand-in may not be contiguous where the tensor is
     copies = name in _JOINS or (name == "getitem" and not is_basic_index(args[1])) or any(o.copies for o in operands)
     parameters = tuple({id(p): p for operand in operands for p in operand.parameters}.values())
 

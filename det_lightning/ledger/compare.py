@@ -5,7 +5,7 @@ Pure comparison; the search over steps is in bisection.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -197,12 +197,13 @@ def _text(value: Any) -> str | None:
     return None if value is None else canonical_json(value).decode("utf-8")
 
 
-def flat_header(value: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
-    """Nested mappings as one, keys joined by dots, values as JSON text."""
+def flat_header(value: Mapping[str, Any] | Sequence[Any], prefix: str = "") -> dict[str, str]:
+    """Nested mappings, and lists of them, as one: keys and places joined by dots, values as JSON text."""
     flat: dict[str, str] = {}
-    for name, item in value.items():
-        if isinstance(item, dict) and item:
+    for name, item in value.items() if isinstance(value, Mapping) else enumerate(value):
+        nested = isinstance(item, list) and any(isinstance(each, dict | list) for each in item)
+        if nested or (isinstance(item, dict) and item):
             flat |= flat_header(item, f"{prefix}{name}.")
         else:
-            flat[prefix + name] = canonical_json(item).decode("utf-8")
+            flat[f"{prefix}{name}"] = canonical_json(item).decode("utf-8")
     return flat

@@ -12,12 +12,15 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
+from lightning.fabric import Fabric
 from torch import nn
-from torch.utils.data import DataLoader
+from torch.utils.data import BatchSampler, DataLoader, WeightedRandomSampler
 
 import det_lightning
+from det_lightning.strategies.fabric_of_lightning import FabricDetStrategy
 from det_lightning.strategies.given_ranks import free_port, given_ranks
 from tests.claims.processes import on_ranks
+from tests.claims.test_streams import InOrder, Reshuffled
 from tests.claims.trainings import CLASSES, FEATURES, HIDDEN, Network, Run, Split, bytes_of, raw, spread_samples, train
 
 
@@ -237,3 +240,46 @@ def test_a_loop_on_one_gpu_has_the_bytes_of_the_cpu(change):
 @pytest.mark.parametrize("change", ON_GPUS, ids=str)
 def test_a_loop_on_two_gpus_has_the_bytes_of_the_cpu(change):
     assert looped(Loop(split=Split(2, 1, 1), accelerator="gpu", **change)) == looped(Loop(**change))
+
+
+def run_a_stream(rank: int, world_size: int, port: int, order: str) -> tuple[list[bytes], list[float], list[int]]:
+    """Module and optimizer set up one after the other, a schedule, a stream or batches of one's own; then evaluation."""
+    ranks = given_ranks(rank, world_size, port)
+    strategy = FabricDetStrategy(cluster_environment=ranks, global_batch=12)
+    fabric = Fabric(accelerator="cpu", devices=world_size, strategy=strategy)
+    fabric.launch()
+    model = fabric.setup_module(Layers())
+    optimizer = fabric.setup_optimizers(torch.optim.AdamW(model.parameters(), lr=0.1))
+    schedule = torch.optim.lr_scheduler.StepLR(optimizer, 2, gamma=0.5)
+    if order == "stream":
+        loader = DataLoader(Reshuffled(46), batch_size=4, num_workers=1)
+    else:
+        data = spread_samples(46)
+        loader = DataLoader(data, batch_sampler=BatchSampler(WeightedRandomSampler([1.0, 3.0] * 23, 40), 12, False))
+    loader, other = fabric.setup_dataloaders(loader, DataLoader(InOrder(13), batch_size=4))
+    weights, rates = [], []
+    for _ in range(2):
+        for x, y in loader:
+            fabric.backward(F.cross_entropy(model(x), y, reduction="sum"))
+            optimizer.step()
+            optimizer.zero_grad()
+            schedule.step()
+            weights.append(bytes_of(model))
+            rates.append(schedule.get_last_lr()[0])
+    with torch.no_grad():
+        labels = [label for _, y in other for label in y.tolist()]
+    dist.destroy_process_group()
+    return weights, rates, labels
+
+
+@pytest.mark.parametrize("order", ["stream", "batches of one's own"])
+def test_streams_samplers_and_schedules_in_a_loop(order):
+    whole = on_ranks(1, run_a_stream, order)[0]
+    ranks = on_ranks(3, run_a_stream, order)
+    assert all((weights, rates) == whole[:2] for weights, rates, _ in ranks)
+    assert (
+        sorted(label for _, _, labels in ranks for label in labels)
+        == sorted(whole[2])
+        == sorted(InOrder(13).y.tolist())
+    )
+    assert len(set(whole[0])) == 8 and whole[1][-1] < whole[1][0]

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from det_lightning.cli.printing import decimal, field_text, value_text, visible
+from det_lightning.cli.printing import decimal, field_text, header_name, header_text, value_text, visible
 
 
 @given(st.floats(width=32, allow_nan=False))
@@ -39,3 +39,19 @@ def test_values_are_shown_as_people_read_them():
     assert field_text("learning_rates", []) == "-"
     assert field_text("sample_ids", "3f800000") == "3f800000"
     assert field_text("loss", {"odd": "value"}) == '{"odd": "value"}'
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "text"),
+    [
+        ("optimizers.0.groups.0.lr", '"3fa999999999999a"', "0.05 (3fa999999999999a)"),
+        ("optimizers.0.groups.0.betas", '["3fe0000000000000"]', "0.5 (3fe0000000000000)"),
+        ("optimizers.0.class", '"SGD"', "SGD"),
+        ("arguments.lr.float64", '"7ff8000000000000"', "nan (7ff8000000000000)"),
+        ("model", '"3fa999999999999a"', "3fa999999999999a"),
+        ("clip.value", None, "-"),
+    ],
+)
+def test_a_headers_floats_are_decimal_numbers_and_bits(name, value, text):
+    assert header_text(name, value) == text
+    assert header_name(name) == name.removesuffix(".float64")

@@ -21,6 +21,7 @@ PARAMETER_USES = {
     "getitem": lambda self, x, h, y: self.table[y],
     "embedding": lambda self, x, h, y: F.embedding(y, self.table),
     "setitem": lambda self, x, h, y: h.new_zeros(12, HIDDEN).__setitem__(0, self.scale),
+    "setitem, into a copy": lambda self, x, h, y: self.scale.clone().__setitem__(0, 0.0),
     "add, with alpha": lambda self, x, h, y: torch.add(h, self.scale, alpha=0.5),
     "expand": lambda self, x, h, y: self.scale.expand(3, HIDDEN),
     "repeat": lambda self, x, h, y: self.scale.repeat(12, 2),

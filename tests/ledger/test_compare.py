@@ -6,6 +6,7 @@ from det_lightning.ledger.compare import (
     HeaderDifference,
     TensorDifference,
     difference_at,
+    flat_header,
     header_differences,
 )
 from det_lightning.ledger.store import LedgerReader
@@ -101,3 +102,18 @@ def test_leaves_that_do_not_have_the_recorded_root_are_not_believed(tmp_path):
     (path / "leaves-weights.bin").write_bytes(bytes(content))
     with pytest.raises(LedgerError, match=r"leaves-weights\.bin is damaged"):
         difference_at(a, b, 1)
+
+
+def test_a_header_is_flat_down_to_the_setting_that_differs():
+    header = {
+        "optimizers": [{"class": "SGD", "groups": [{"lr": "3fa9"}, {"betas": ["1", "2"]}]}],
+        "none": {},
+        "list": [],
+    }
+    assert flat_header(header) == {
+        "optimizers.0.class": '"SGD"',
+        "optimizers.0.groups.0.lr": '"3fa9"',
+        "optimizers.0.groups.1.betas": '["1","2"]',
+        "none": "{}",
+        "list": "[]",
+    }

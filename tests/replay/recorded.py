@@ -18,32 +18,41 @@ ENTRY = "tests.replay.recorded:build"
 
 
 class Network(LightningModule):
-    """Two linears; from `changed_step` on the logits are doubled, as a change of the code would."""
+    """Two linears; from `changed_step` on the logits are doubled, as a change of the code would.
 
-    def __init__(self, rate: float, changed_step: int | None):
+    `counter`: what counts the calls of training_step and shifts the logits, "attribute", "buffer" or none.
+    """
+
+    def __init__(self, rate: float, changed_step: int | None, counter: str):
         super().__init__()
         generator = torch.Generator().manual_seed(11)
         self.first, self.second = torch.nn.Linear(8, 12), torch.nn.Linear(12, 4)
         with torch.no_grad():
             for parameter in self.parameters():
                 parameter.copy_(torch.rand(parameter.shape, generator=generator) - 0.5)
-        self.rate, self.changed_step = rate, changed_step
+        self.rate, self.changed_step, self.counter = rate, changed_step, counter
+        self.calls = 0
+        self.register_buffer("kept_calls", torch.zeros(()))
 
     def training_step(self, batch, batch_idx):
         x, y = batch
         logits = self.second(F.relu(self.first(x)))
         if self.changed_step is not None and self.trainer.global_step + 1 >= self.changed_step:
             logits = logits * 2.0
+        if self.counter:
+            self.calls += 1
+            self.kept_calls += 1
+            logits = logits * (0.0625 * (self.calls if self.counter == "attribute" else self.kept_calls))
         return F.cross_entropy(logits, y)
 
     def configure_optimizers(self):
         return torch.optim.SGD(self.parameters(), lr=self.rate, momentum=0.5)
 
 
-def build(rate: float = 0.25, changed_step: int | None = None):
+def build(rate: float = 0.25, changed_step: int | None = None, counter: str = ""):
     generator = torch.Generator().manual_seed(12)
     x, y = torch.randn(50, 8, generator=generator), torch.randint(0, 4, (50,), generator=generator)
-    return Network(rate, changed_step), DataLoader(TensorDataset(x, y), batch_size=12, shuffle=True)
+    return Network(rate, changed_step, counter), DataLoader(TensorDataset(x, y), batch_size=12, shuffle=True)
 
 
 def build_changed():

@@ -51,6 +51,14 @@ def test_changed_code_is_found_at_its_first_step_and_the_replay_stops_there(run,
     assert result.steps == step
 
 
+@pytest.mark.parametrize(("counter", "first"), [("attribute", 11), ("buffer", None)])
+def test_state_that_no_checkpoint_holds_is_noticed_by_a_replay_from_one(tmp_path, counter, first):
+    in_new_process(recorded.record, tmp_path, save_every=5, counter=counter)
+    assert replayed(tmp_path / "ledger").matched, "from the first step on an attribute is what it was"
+    result = replayed(tmp_path / "ledger", start=11)
+    assert (result.first.step if result.first else None) == first
+
+
 def test_the_weights_of_a_step_are_computed_again_to_the_byte(run):
     weights = in_new_process(tensors_at, run[0], STEPS)
     assert {name: value.tobytes() for name, value in weights.items()} == run[1]

@@ -124,4 +124,10 @@ T atomicMin(T* at, T value) {
     *at = value < before ? value : before;
     return before;
 }
+template <class T>
+T atomicMax(T* at, T value) {
+    T before = *at;
+    *at = value > before ? value : before;
+    return before;
+}
 inline bool __any_sync(unsigned mask, bool value) { return __ballot_sync(mask, value) != 0; }

@@ -56,6 +56,7 @@ inline double __uint2double_rn(unsigned value) { return value; }
 inline float __ll2float_rn(long long value) { return static_cast<float>(value); }
 inline int __float2int_rn(float value) { return static_cast<int>(std::lrint(value)); }
 inline int __clz(int value) { return value ? __builtin_clz(static_cast<unsigned>(value)) : 32; }
+inline int __ffsll(long long value) { return __builtin_ffsll(value); }
 inline int __clzll(long long value) { return value ? __builtin_clzll(static_cast<unsigned long long>(value)) : 64; }
 inline unsigned __byte_perm(unsigned a, unsigned b, unsigned selector) {
     uint64_t bytes = static_cast<uint64_t>(b) << 32 | a;
