@@ -211,7 +211,7 @@ def guarded_beside_hooks(folder):
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         raised = [
-            told(run(folder / "module", module=ClampsWeights(0.25, None))[0]),
+            told(run(folder / "module", module=ClampsWeights(0.25, None, ""))[0]),
             told(run(folder / "callback", more=[HalvesWeightsAfterEpochs()])[0]),
         ]
     return raised, [str(each.message) for each in caught if "FaultGuard" in str(each.message)]
@@ -227,7 +227,7 @@ def test_weights_that_a_hook_changes_between_steps_are_told_and_nobody_is_accuse
 def guarded_with_changes(folder):
     return [
         told(run(folder / "callback", more=[Scales()])[0]),
-        told(run(folder / "module", module=ScalesItself(0.25, None))[0]),
+        told(run(folder / "module", module=ScalesItself(0.25, None, ""))[0]),
         told(run(folder / "by hand", module=ClipsByHand())[0]),
     ]
 
