@@ -2,10 +2,11 @@
 no tolerance and no false alarm.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
+from warnings import warn
 
-import torch
+from det_lightning.callbacks.foreign_hooks import foreign_hooks
 from det_lightning.callbacks.kernel_watch import unwatch, watch
 from det_lightning.callbacks.lightning_namespace import Callback
 from det_lightning.callbacks.product_check import GRADIENT_DIGITS, ProductCheck, WrongProduct
@@ -17,6 +18,10 @@ from det_lightning.distributed.replicas import drift_of
 from det_lightning.errors import FaultError, InputError
 
 _STATE = ("weights", "optimizer", "buffers")
+_BOUNDARY = [
+    f"on_{what}"
+    for what in "train_epoch_end train_epoch_start validation_start validation_end validation_epoch_end".split()
+]
 
 
 class FaultGuard(Callback):
@@ -25,7 +30,7 @@ class FaultGuard(Callback):
     At some steps: the digits of every gradient's product are verified modulo a prime, rows of every other product are
     computed again, digits that travel between ranks are checksummed before and after, gradients are compared over the ranks,
     and before the update with what they were after the reduction. At every step: weights, optimizer state and buffers are
-    what they were after the last one. Place it before callbacks that change gradients or weights.
+    what they were after the last one. Place it behind callbacks that change weights.
 
     Args:
         products_every_n_steps: at every so many steps products, transfers and gradients are checked; None for never.
@@ -36,7 +41,8 @@ class FaultGuard(Callback):
         products_checked, transfers_checked, gradients_checked, states_checked: how many, on this rank.
 
     Raises:
-        FaultError: with rank, step, layer and kind. What is wrong is computed, sent or read once more: right the second time
+        FaultError: with rank, step, layer and kind. A change that a hook of the module or of another callback may have made
+            between two looks is warned of instead. What is wrong is computed, sent or read once more: right the second time
             it is called "transient", else "persistent". Without a verdict where ranks disagree.
         InputError: an interval or a number of rows below 1.
     """
@@ -54,6 +60,7 @@ class FaultGuard(Callback):
         self._names: dict[int, str] = {}
         self._strategy: Any = None
         self._rank = self._step = 0
+        self._boundary = False  # an epoch ended, or a validation ran, since the last step
 
     @property
     def products_checked(self) -> int:
@@ -71,7 +78,9 @@ class FaultGuard(Callback):
         if self._after is not None:
             self.states_checked += 1
             after, self._after = self._after, None
-            self._compare(lambda: self._digests(trainer, pl_module), after, "memory", "between the steps")
+            suspects = self._hooks_between_steps(trainer, pl_module)
+            self._compare(lambda: self._digests(trainer, pl_module), after, "memory", "between the steps", suspects)
+        self._boundary = False
         if self._due and watch(self._products):
             self._names = {parameter.data_ptr(): name for name, parameter in pl_module.named_parameters()}
             self._transfers.start()
@@ -97,7 +106,13 @@ class FaultGuard(Callback):
         if drift is not None:
             (rank, names), what = min(drift.ranks.items()), f"reduced gradients differ between ranks: {drift.words}"
             raise self._fault(names[0], "gradient", None, what, rank=rank)
-        self._gradients = found if _only_ours(trainer, pl_module, self) else None
+        hooks = {
+            "behind": ["on_after_backward"],
+            "ahead": ["on_before_optimizer_step"],
+            "of_module": ["on_after_backward"],
+        }
+        by_hand = not pl_module.automatic_optimization
+        self._gradients = None if by_hand or foreign_hooks(trainer, pl_module, self, **hooks) else found
 
     def on_before_optimizer_step(self, trainer, pl_module, optimizer) -> None:
         before, self._gradients = self._gradients, None
@@ -106,6 +121,24 @@ class FaultGuard(Callback):
             self._compare(
                 lambda: digests_of(named_states(pl_module, [])["gradients"]), before, "gradient", "before the update"
             )
+
+    def on_train_epoch_end(self, trainer, pl_module) -> None:
+        self._boundary = True
+
+    def on_validation_start(self, trainer, pl_module) -> None:
+        self._boundary = True
+
+    def _hooks_between_steps(self, trainer, pl_module) -> list[str]:
+        """Those that ran since the last step and may have changed its state."""
+        own, others = ["on_train_batch_end"], _BOUNDARY if self._boundary else []
+        return foreign_hooks(
+            trainer,
+            pl_module,
+            self,
+            of_module=[*own, *others],
+            ahead=["on_train_batch_start", *others],
+            behind=[*own, *others],
+        )
 
     def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx) -> None:
         self._stop()
@@ -132,11 +165,24 @@ class FaultGuard(Callback):
         return {f"{kind} {name}": each for kind in _STATE for name, each in digests_of(states[kind]).items()}
 
     def _compare(
-        self, digests: Callable[[], Mapping[str, bytes]], before: Mapping[str, bytes], kind: str, when: str
+        self,
+        digests: Callable[[], Mapping[str, bytes]],
+        before: Mapping[str, bytes],
+        kind: str,
+        when: str,
+        suspects: Sequence[str] = (),
     ) -> None:
+        """suspects: hooks that may have made a change; it is told then, and nobody accused."""
         now = digests()
         changed = sorted(name for name in now.keys() & before.keys() if now[name] != before[name])
         if not changed:
+            return
+        if suspects:
+            warn(
+                f"FaultGuard: {', '.join(changed[:5])} changed {when}; {', '.join(suspects)} may have done it, or memory. "
+                f"Place the guard behind callbacks that change the model, or set state=False",
+                stacklevel=2,
+            )
             return
         again = digests()
         transient = all(again[name] == before[name] for name in changed)
@@ -148,7 +194,7 @@ class FaultGuard(Callback):
             + (
                 "; read again it is as before: a fault of the moment"
                 if transient
-                else ", and stays changed: memory, or code outside the training step (a callback behind the guard)"
+                else ", and stays changed: memory, or code outside of all hooks"
             ),
         )
 
@@ -181,20 +227,6 @@ class FaultGuard(Callback):
             kind=kind,
             verdict=verdict,
         )
-
-
-def _only_ours(trainer: Any, pl_module: torch.nn.Module, guard: Callback) -> bool:
-    """Whether nobody else may change gradients between the two looks at them: no hook of the module, no other callback's."""
-    if not type(pl_module).on_after_backward.__module__.startswith(("lightning.", "pytorch_lightning.")):
-        return False
-    place = trainer.callbacks.index(guard)
-    others = [each for each in trainer.callbacks[place + 1 :] if _overrides(each, "on_after_backward")]
-    others += [each for each in trainer.callbacks[:place] if _overrides(each, "on_before_optimizer_step")]
-    return all(type(each).__module__.startswith("det_lightning.") for each in others)
-
-
-def _overrides(callback: Callback, hook: str) -> bool:
-    return getattr(type(callback), hook) is not getattr(Callback, hook)
 
 
 def _sender(rank: int | None) -> str:

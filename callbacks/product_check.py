@@ -47,11 +47,14 @@ class ProductCheck:
     def _rounded(self, kernel: Callable, arguments: tuple, options: dict) -> torch.Tensor:
         x, w, bias, form = arguments[:4]
         result = kernel(*arguments, **options)
-        rows = self._chosen(x.shape[0])
-        expected = kernels_of("gemm").gemm(x[rows], w, bias, form, _SLOW)
-        if not _same(result[rows], expected):
-            again = kernel(*arguments, **options)
-            self._report(WrongProduct(PRODUCT, w, not _same(again[rows], expected)))
+        self.checked += 1
+        # A batch is one product for each index of the first dimension.
+        for place in [()] if x.dim() == 2 else [(each,) for each in self._chosen(x.shape[0])]:
+            rows = self._chosen(x.shape[-2])
+            expected = kernels_of("gemm").gemm(x[place][rows], w[place], bias, form, _SLOW)
+            if not _same(result[place][rows], expected):
+                again = kernel(*arguments, **options)
+                self._report(WrongProduct(PRODUCT, w, not _same(again[place][rows], expected)))
         return result
 
     def _digits(self, kernel: Callable, arguments: tuple, options: dict) -> Any:
@@ -75,7 +78,8 @@ class ProductCheck:
     def _rows_of_digits(self, kernel: Callable, arguments: tuple, options: dict) -> Any:
         """Infinities and NaNs are counted beside the digits, which no residue sees: rows of them by the definition."""
         digits, x, w, engine = arguments[:4]
-        rows = self._chosen(x.shape[0]).to(digits.device)
+        self.checked += 1
+        rows = torch.tensor(self._chosen(x.shape[0]), dtype=torch.int64, device=digits.device)
         before = digits[rows].clone()
         result = kernel(*arguments, **options)
         expected = before.clone()
@@ -86,11 +90,10 @@ class ProductCheck:
             self._report(WrongProduct(GRADIENT_DIGITS, w, not _same(_canonical(again), _canonical(expected))))
         return result
 
-    def _chosen(self, count: int) -> torch.Tensor:
-        self.checked += 1
+    def _chosen(self, count: int) -> list[int]:
         if self._rows is None or self._rows >= count:
-            return torch.arange(count)
-        return torch.tensor(sorted(self._choose.sample(range(count), self._rows)))
+            return list(range(count))
+        return sorted(self._choose.sample(range(count), self._rows))
 
 
 def _same(one: torch.Tensor, other: torch.Tensor) -> bool:

@@ -27,6 +27,12 @@ def report_flip(reference: LedgerReader, difference: Difference, *, entry: str |
     """Replay the reference to the step of `difference`; the replay needs the run's own code, torch and
     lightning.
     """
+    if "weights" in difference.kinds_without_leaves:
+        return FlipReport(
+            None,
+            None,
+            f"the leaves of step {difference.step} were not kept, so a flipped bit of a weight cannot be named",
+        )
     weights = [each for each in difference.tensors if each.kind == "weights"]
     if len(weights) != 1:
         counted = f"{len(weights)} weights differ" if weights else "no single weight is known to differ"

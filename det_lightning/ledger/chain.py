@@ -93,6 +93,8 @@ def verify_chain(path: str | Path, *, progress: Callable[[int, int], None] | Non
                 progress(start, lines.end)
         if number == 0:
             raise LedgerError("there is no whole line, not even a header")
+        if walk.missing_leaves() is not None:
+            walk.dropped |= _dropped_after(lines)
         if (missing := walk.missing_leaves()) is not None:
             number, walk.step_at_line, what = missing
             raise LedgerError(what)
@@ -116,6 +118,16 @@ def verify_chain(path: str | Path, *, progress: Callable[[int, int], None] | Non
         torn_leaf_bytes=torn_leaves,
         damage=damage,
     )
+
+
+def _dropped_after(seen: LineFile) -> set[int]:
+    """Parts that were dropped by lines that were written since `seen` was opened: the run goes on while it is checked."""
+    now = LineFile(seen.path)
+    try:
+        bodies = [decode_line(line) for _, line in now.lines(seen.end)]
+    finally:
+        now.close()
+    return {body["part"] for body in bodies if body["kind"] == "dropped"}
 
 
 @dataclass

@@ -1,6 +1,7 @@
 """Drills: a bit of every kind of value is flipped, and the guard names it; what nothing can see is called masked."""
 
 import json
+import warnings
 
 import pytest
 import torch
@@ -16,6 +17,7 @@ from det_lightning.kernels import dispatch
 from det_lightning.replay.run import QUIET_TRAINER, quiet_lightning
 from det_lightning.strategies.given_ranks import free_port, given_ranks
 from det_lightning.strategies.lightning_strategy import DetStrategy
+from tests.callbacks.test_weight_ledger import ClipsByHand
 from tests.claims.processes import in_new_process, on_ranks
 from tests.replay.recorded import Network, build
 
@@ -188,15 +190,50 @@ class ScalesItself(Network):
             parameter.grad.mul_(0.5)
 
 
+class ClampsWeights(Network):
+    """As in a Wasserstein critic."""
+
+    def on_train_batch_end(self, outputs, batch, batch_idx):
+        with torch.no_grad():
+            for parameter in self.parameters():
+                parameter.clamp_(-0.3, 0.3)
+
+
+class HalvesWeightsAfterEpochs(Callback):
+    def on_train_epoch_end(self, trainer, pl_module) -> None:
+        with torch.no_grad():
+            for parameter in pl_module.parameters():
+                parameter.mul_(0.5)
+
+
+def guarded_beside_hooks(folder):
+    """What was raised and what was warned of."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        raised = [
+            told(run(folder / "module", module=ClampsWeights(0.25, None, ""))[0]),
+            told(run(folder / "callback", more=[HalvesWeightsAfterEpochs()])[0]),
+        ]
+    return raised, [str(each.message) for each in caught if "FaultGuard" in str(each.message)]
+
+
+def test_weights_that_a_hook_changes_between_steps_are_told_and_nobody_is_accused(tmp_path):
+    raised, warned = in_new_process(guarded_beside_hooks, tmp_path)
+    assert raised == [None, None]
+    assert sum("ClampsWeights.on_train_batch_end may have done it" in each for each in warned) == 5
+    assert sum("HalvesWeightsAfterEpochs.on_train_epoch_end may have done it" in each for each in warned) == 1
+
+
 def guarded_with_changes(folder):
     return [
         told(run(folder / "callback", more=[Scales()])[0]),
-        told(run(folder / "module", module=ScalesItself(0.25, None))[0]),
+        told(run(folder / "module", module=ScalesItself(0.25, None, ""))[0]),
+        told(run(folder / "by hand", module=ClipsByHand())[0]),
     ]
 
 
 def test_code_that_may_change_gradients_is_not_accused(tmp_path):
-    assert in_new_process(guarded_with_changes, tmp_path) == [None, None]
+    assert in_new_process(guarded_with_changes, tmp_path) == [None] * 3
 
 
 def test_a_drill_that_never_came_to_its_step_shows_nothing(tmp_path):

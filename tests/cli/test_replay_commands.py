@@ -263,3 +263,12 @@ def test_each_side_has_its_own_entry_interpreter_and_directory(beside_ledgers, f
     assert sides == SideOptions(("m:f", "m:g"), ("p", "p"), (str(tmp_path), str(tmp_path)), None, None)
     for wrong in (["--cwd", str(tmp_path / "nowhere")], ["--entry", "a:b", "--entry", "a:c", "--entry", "a:d"]):
         assert answer(["bisect", "a", "two", "--replay", *wrong])[0] == exit_codes.MISUSE
+
+
+def test_without_leaves_a_transient_fault_is_told_without_a_bit(beside_ledgers, fake_replay):
+    code, out, _ = answer(["bisect", "kept", "kept_changed", "--replay"])
+    assert code == exit_codes.DIVERGE
+    assert "leaves of step 5 were not kept for weights; roots were" in out
+    assert "replay: transient" in out
+    assert "the leaves of step 5 were not kept, so a flipped bit of a weight cannot be named" in out
+    assert not [call for call in fake_replay.calls if len(call) == 3]  # no replay for nothing

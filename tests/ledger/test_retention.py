@@ -186,6 +186,24 @@ def test_a_part_of_a_record_that_never_came_is_deleted_when_the_run_goes_on(tmp_
     assert writer.torn_leaf_bytes == 64 and not lost.exists()
 
 
+def test_leaves_that_are_dropped_while_they_are_read_are_not_kept(tmp_path, monkeypatch):
+    kept_run(tmp_path / "run", 20, Retention(8)).close()
+    with LedgerReader(tmp_path / "run") as reader:
+        record = reader.record(20)
+        path = leaf_path(tmp_path / "run", "weights", record.leaves["weights"].part)
+        keeps, asked = reader.keeps_leaves, []
+
+        def keeps_until_asked(*arguments):
+            answer = keeps(*arguments)
+            if not asked:
+                path.unlink()
+            asked.append(answer)
+            return answer
+
+        monkeypatch.setattr(reader, "keeps_leaves", keeps_until_asked)
+        assert reader.leaves(record, "weights") == {} and asked == [True, False]
+
+
 def test_kinds_without_tensors_and_kinds_that_come_later_need_no_file(tmp_path):
     kept_run(tmp_path / "run", 30, Retention(4), kinds=("buffers",), names=()).close()
     assert leaf_files(tmp_path / "run") in ([], [("buffers", None)])
@@ -258,3 +276,23 @@ def test_any_sequence_of_stretches_and_resumes_keeps_what_it_should(last, every,
             trace = trace_at(path, step)
             writer = LedgerWriter.reopen(path, step=step, trace=trace, environment={}, retention=retention)
         writer.abandon()
+
+
+def test_a_run_that_goes_on_dropping_leaves_can_be_read_and_checked_meanwhile(tmp_path):
+    path, known = tmp_path / "run", tmp_path / "known"
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    process = subprocess.Popen([sys.executable, "-c", WRITER, str(path), str(known)], env=environment)
+    try:
+        while process.poll() is None and (not known.exists() or known.read_text().count("\n") < 3):
+            time.sleep(0.01)
+        for _ in range(25):
+            report = verify_chain(path)
+            assert report.sound, report.damage
+            with LedgerReader(path) as reader:
+                for step in range(max(0, reader.last_step - 5), reader.last_step + 1):
+                    found = reader.leaves(reader.record(step), "weights")
+                    digests = agree_and_leaves(step)[1]["weights"]
+                    assert found in ({}, {name: digest.hex() for name, digest in digests.items()})
+    finally:
+        process.send_signal(signal.SIGKILL)
+        process.wait()

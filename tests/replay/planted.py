@@ -98,7 +98,7 @@ class Network(LightningModule):
         if self.dropout:
             hidden = F.dropout(hidden, 0.25)
         if self.plant == "rank" and late and self.global_rank == 1:
-            hidden = hidden * (1.0 + 2.0**-22)
+            hidden = hidden * hidden
         if self.plant == "backward" and late:
             hidden = Skewed.apply(hidden)
         if self.noisy:

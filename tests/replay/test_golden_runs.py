@@ -60,7 +60,7 @@ def test_a_changed_recipe_is_told_beside_the_step(golden, tmp_path):
     code, out, _ = in_new_process(answer, ["golden", "check", str(path), "--json"])
     told = json.loads(out)
     assert (code, told["first"]["step"]) == (exit_codes.DIVERGE, 1)
-    assert "optimizers" in [each["name"] for each in told["headers"]]
+    assert "optimizers.0.groups.0.lr" in [each["name"] for each in told["headers"]]
 
 
 def test_stock_lightning_has_golden_runs_too(tmp_path):
