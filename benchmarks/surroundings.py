@@ -9,7 +9,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "benchmarks" / "results"
-_PACKAGES = ("torch", "lightning", "numpy", "numba", "scikit-learn", "cupy-cuda13x", "triton")
+_PACKAGES = ("torch", "lightning", "numpy", "numba", "scikit-learn", "nvidia-cuda-nvrtc")
 
 
 def output_of(*command: str) -> str:

@@ -11,6 +11,7 @@ import torch
 from blake3 import blake3
 from det_lightning.callbacks.shards import Shards, logical_name
 
+from det_lightning.kernels import cuda_compile
 from det_lightning.kernels.dispatch import kernels_of
 from det_lightning.ledger.record import canonical_json, float_bits, with_float_bits
 
@@ -156,7 +157,11 @@ def _gpu(device: torch.device) -> dict[str, str]:
     if device.type != "cuda":
         return {}
     major, minor = torch.cuda.get_device_capability(device)
-    return {"gpu": f"{torch.cuda.get_device_name(device)}, compute capability {major}.{minor}"}
+    return {
+        "gpu": f"{torch.cuda.get_device_name(device)}, compute capability {major}.{minor}",
+        "cuda_kernels": cuda_compile.source_digest(),
+        "nvrtc": ".".join(map(str, cuda_compile.nvrtc_version())),
+    }
 
 
 def _flags() -> dict[str, Any]:

@@ -18,7 +18,8 @@ HEADER_PARTS = ("recipe", "environment", "entry")
 # In each part, the names that most often explain why two runs differ, the likeliest first.
 _LIKELY = {
     "recipe": "seed optimizers schedulers clip precision arithmetic model global_batch data contract".split(),
-    "environment": "device gpu processor isa git versions kernels engine flags world_size accumulate threads python".split(),
+    "environment": "device gpu processor isa git versions kernels cuda_kernels nvrtc engine flags world_size "
+    "accumulate threads python".split(),
     "entry": "function arguments seed trainer".split(),
 }
 

@@ -7,7 +7,7 @@ where they are dispatched. What runs outside both (NumPy, a compiled graph) show
 import os
 import sys
 from bisect import bisect_right
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -42,13 +42,13 @@ class OperationRecorder(TorchDispatchMode):
 
     Attributes:
         phase, micro_batch: what the operations are filed under from now on.
-        names: (data pointer, shape) -> name, of tensors that have one.
     """
 
     def __init__(self, path: Path, root: torch.nn.Module, capture: Iterable[int] = ()):
         super().__init__()
         self.phase, self.micro_batch = "begin", 0
-        self.names: dict[tuple[int, tuple[int, ...]], str] = {}
+        # (data pointer, shape) -> name and tensor, which is kept: its memory must not become that of another one.
+        self._names: dict[tuple[int, tuple[int, ...]], tuple[str, torch.Tensor]] = {}
         self.captured: dict[int, dict[str, list[torch.Tensor]]] = {}
         self._path, self._root, self._capture = path, root, set(capture)
         self._index = 0
@@ -80,6 +80,10 @@ class OperationRecorder(TorchDispatchMode):
             self._file = None
             for hook in hooks:
                 hook.remove()
+
+    def name(self, named: Mapping[str, torch.Tensor]) -> None:
+        """Operations on these tensors show their names from now on."""
+        self._names |= {(each.data_ptr(), tuple(each.shape)): (name, each) for name, each in named.items()}
 
     def note(self, name: str, tensors: dict[str, torch.Tensor], *, samples: tuple[int, ...] | None = None) -> None:
         """An entry that computes nothing: named tensors as they are now."""
@@ -186,7 +190,7 @@ class OperationRecorder(TorchDispatchMode):
     def _value(self, tensor: torch.Tensor, name: str = "") -> Value:
         try:
             storage = tensor.untyped_storage().data_ptr()
-            name = name or self.names.get((tensor.data_ptr(), tuple(tensor.shape)), "")
+            name = name or self._names.get((tensor.data_ptr(), tuple(tensor.shape)), ("", tensor))[0]
             digest = tensor_digest(_without_repeats(tensor)).hex()
         except (RuntimeError, NotImplementedError, DetError):
             storage, digest = 0, UNREAD  # no plain memory behind it: a fake, sparse or wrapped tensor

@@ -70,7 +70,7 @@ class StepRecorder(Callback):
         if self.recorder is not None:
             states = named_states(pl_module, [])["gradients"]
             gradients = {f"gradients {name}": gradient for name, gradient in states.items()}
-            self._name(gradients)
+            self.recorder.name(gradients)
             self.recorder.note(GRADIENTS, gradients)
             self.recorder.phase = "update"
 
@@ -106,12 +106,8 @@ class StepRecorder(Callback):
     def _named(self, trainer: Any, pl_module: torch.nn.Module) -> dict[str, torch.Tensor]:
         states = named_states(pl_module, trainer.optimizers)
         named = {f"{kind} {name}": each for kind in _STATE for name, each in states[kind].items()}
-        self._name(named)
+        self.recorder.name(named)
         return named
-
-    def _name(self, named: dict[str, torch.Tensor]) -> None:
-        for name, tensor in named.items():
-            self.recorder.names[tensor.data_ptr(), tuple(tensor.shape)] = name
 
 
 class _Last(Callback):
