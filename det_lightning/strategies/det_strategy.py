@@ -24,6 +24,7 @@ from det_lightning.strategies import resume
 from det_lightning.strategies.accumulation import accumulation_of
 from det_lightning.strategies.batch_hooks import BatchMarks, cover_before_transfer, uncover_before_transfer
 from det_lightning.strategies.data import TrainingData, check_fetching, evaluation_loader
+from det_lightning.strategies.exact_metrics import make_metrics_exact, make_metrics_stock
 from det_lightning.strategies.exact_results import ExactCollection, make_exact, make_stock
 from det_lightning.strategies.stand_in import surroundings
 from det_lightning.strategies.start import broadcast_state, check_not_compiled, check_subnormals, check_whole
@@ -99,6 +100,7 @@ class DetStrategyMixin(StepMixin):
             self._connector = trainer._accelerator_connector
             self._connector.use_distributed_sampler, self._own_sampler = False, self._connector.use_distributed_sampler
         self._swapped = convert(self.model)
+        make_metrics_exact(self.model)
         for loop in _logging_loops(trainer):
             make_exact(loop._results)
         super().setup(trainer)
@@ -130,6 +132,7 @@ class DetStrategyMixin(StepMixin):
         if self.lightning_module is not None:
             restore(self.lightning_module, self._swapped)
             self._swapped = {}
+            make_metrics_stock(self.lightning_module)
             uncover_before_transfer(self.lightning_module)
             self.training_data.give_limit_back(self.lightning_module.trainer)
             for loop in _logging_loops(self.lightning_module.trainer):

@@ -204,7 +204,7 @@ class ExactCollection:
 
     def __setitem__(self, key: str, metric: Any) -> None:
         if getattr(metric, "is_tensor", False) and not isinstance(metric, ExactMetric):
-            metric.__class__ = exact = _exact(type(metric), ExactMetric)
+            metric.__class__ = exact = exact_class(type(metric), ExactMetric)
             # The constructor bound both to the stock class.
             metric.update = metric._wrap_update(exact.update.__get__(metric))
             metric.compute = metric._wrap_compute(exact.compute.__get__(metric))
@@ -238,14 +238,15 @@ class ExactCollection:
 
 
 @cache
-def _exact(stock: type, mixin: type) -> type:
+def exact_class(stock: type, mixin: type) -> type:
+    """The class `stock` with `mixin` in front of it."""
     return type(f"Exact{stock.__name__.lstrip('_')}", (mixin, stock), {})
 
 
 def make_exact(collection: Any) -> None:
     """Turns one of Lightning's collections of logged values into one that adds up exactly."""
     if not isinstance(collection, ExactCollection):
-        collection.__class__ = _exact(type(collection), ExactCollection)
+        collection.__class__ = exact_class(type(collection), ExactCollection)
 
 
 def make_stock(collection: Any) -> None:
