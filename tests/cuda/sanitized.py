@@ -12,8 +12,10 @@ import torch
 
 from det_lightning.arithmetic.formats import BFLOAT16, FLOAT32, NB
 from det_lightning.kernels import cuda_digest, cuda_elementary, cuda_gemm, cuda_paths, cuda_reduction, cuda_scatter
+from det_lightning.kernels.dispatch import many_lanes
 from det_lightning.ops.gemm_windowed import add_gemm_windowed, gemm_windowed
-from det_lightning.ops.windowed_digits import WindowedDigits
+from det_lightning.ops.window_agreement import agreed_window, fill_words, window_needs
+from det_lightning.ops.windowed_digits import WindowedDigits, round_sum
 
 
 def streams() -> None:
@@ -31,6 +33,7 @@ def streams() -> None:
     cuda_elementary.gradient("tanh_derivative", x[:, 1:], x[:, 1:], FLOAT32)
     for dtype in (torch.float32, torch.bfloat16, torch.float64, torch.int8):
         cuda_digest.tensor_lanes(x.to(dtype))
+        many_lanes([x.to(dtype), x.to(dtype)[1:, 3:], x.to(dtype)[:0]])
     index = torch.arange(700, device="cuda") % 9
     for common in (False, True):
         index = torch.where(index > 2, 3, index) if common else index
@@ -44,6 +47,9 @@ def streams() -> None:
     window = WindowedDigits.from_digits(digits)
     window.add_(WindowedDigits.from_digits(digits, window.base - 40, 1)).normalise_()
     window.round(), window.round(denominator=3), window.grow_(window.base - 90, 1).round(), window.to_digits()
+    base, _ = agreed_window(window_needs(digits[:4]))
+    words = torch.empty((2, 4, 2, 20), dtype=torch.int32, device="cuda")
+    fill_words(digits[:4].contiguous(), base, words), round_sum([window, window], denominator=24)
 
 
 def products() -> None:
