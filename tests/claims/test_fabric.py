@@ -2,6 +2,7 @@
 world size and accumulation; plain loops of Fabric's documentation run unchanged.
 """
 
+import gc
 from dataclasses import dataclass, field, replace
 from functools import cache
 from importlib import import_module
@@ -138,7 +139,12 @@ def run(rank: int, world_size: int, port: int, loop: Loop) -> dict[str, Any]:
                     break
         if loop.save is not None:
             fabric.save(loop.save, state)
+        fabric.barrier()
     finally:
+        # Stock ddp's wrapper holds the process group, whose end must not come while Python frees this frame.
+        state.clear()
+        del model, optimizer, fabric, strategy
+        gc.collect()
         dist.destroy_process_group()
     return seen
 
