@@ -1,13 +1,13 @@
 // architectures: sm_80 sm_89 sm_90 sm_100 sm_120
 // windowed digits: from and to full states, carrying, growing, rounding. Mirrors arithmetic/windowed_digits.py.
 //
-// words: int32 [count, elements], planes `plane` words apart; element e has base bases[row_of(e, columns)]. Launch: one thread an
-// element, but for windowed_bounds.
+// words: int32 [count, elements], planes `plane` words apart; element e has base bases[e / columns]. Launch: one thread an
+// element, but for windowed_needs and windowed_agree.
 
 #include "long_accumulator.cuh"
 #include "rounding.cuh"
+#include "windowed_rounding.cuh"
 
-constexpr int WORD_BITS = 26;
 constexpr int64 RADIX = 1ll << WORD_BITS, HALF = RADIX / 2;
 constexpr int64 NOTHING = 1 << 20;  // the lowest exponent reported for zeros alone; the highest one is its negative
 
@@ -180,91 +180,6 @@ extern "C" __global__ void windowed_carry(int* words, int64 plane, int64 count, 
         words[word * plane + e] = static_cast<int>(word < count - 1 ? value - (carry << WORD_BITS) : value);
     }
     if (carry) overflows[0] = 1;
-}
-
-// A divisor below 2^31 for division by multiplication (Moeller, Granlund, "Improved division by invariant integers", 2011):
-// normal = divisor * 2^shift in [2^31, 2^32), inverse = floor((2^64 - 1) / normal) - 2^32.
-struct Divisor {
-    uint32 normal, inverse;
-    int shift;
-};
-
-// (high 2^32 + low) / normal; `high` becomes the remainder. Requires: high < normal.
-__device__ __forceinline__ uint32 divide_two(uint32& high, uint32 low, Divisor divisor) {
-    uint64 estimate = static_cast<uint64>(divisor.inverse) * high + (static_cast<uint64>(high) << 32 | low);
-    uint32 quotient = static_cast<uint32>(estimate >> 32) + 1, remainder = low - quotient * divisor.normal;
-    if (remainder > static_cast<uint32>(estimate)) quotient--, remainder += divisor.normal;
-    if (remainder >= divisor.normal) quotient++, remainder -= divisor.normal;
-    high = remainder;
-    return quotient;
-}
-
-// A magnitude as far as a rounding looks: top * 2^exponent, top >= 2^63, its last bit set if anything below was cut.
-struct Leading {
-    uint64 top;
-    int exponent;
-};
-
-// Requires: magnitude != 0.
-__device__ __forceinline__ Leading leading(unsigned __int128 magnitude, int exponent) {
-    uint64 high = static_cast<uint64>(magnitude >> 64), low = static_cast<uint64>(magnitude);
-    if (high == 0) high = low, low = 0, exponent -= 64;
-    int moved = __clzll(static_cast<int64>(high));
-    if (moved) high = high << moved | low >> (64 - moved), low <<= moved;
-    return {high | (low != 0), exponent + 64 - moved};
-}
-
-// The magnitude divided: 31 bits of the quotient and whether there is more are enough for every format.
-__device__ __forceinline__ Leading divided(Leading value, Divisor divisor) {
-    uint32 remainder = static_cast<uint32>(value.top >> 33);  // below 2^31, so below the divisor
-    uint32 quotient = divide_two(remainder, static_cast<uint32>(value.top >> 1), divisor);  // at least 2^30
-    bool more = remainder != 0 || (value.top & 1);
-    int moved = __clz(static_cast<int>(quotient));
-    uint64 top = static_cast<uint64>(quotient) << (32 + moved) | more;
-    return {top, value.exponent + 1 + divisor.shift - 32 - moved};
-}
-
-// The pattern of a magnitude, rounded once.
-__device__ __forceinline__ uint32 rounded(Leading value, Format format) {
-    int dropped = max(64 - format.significand_bits, format.lowest_exponent() - value.exponent);
-    if (dropped > 64) return 0;  // below half of the smallest subnormal
-    uint64 half = 1ull << (dropped - 1), rest = value.top & (half | (half - 1));
-    uint64 kept = dropped == 64 ? 0 : value.top >> dropped;
-    kept += rest > half || (rest == half && (kept & 1));
-    int above = value.exponent + dropped - format.lowest_exponent();
-    uint64 pattern = (static_cast<uint64>(above) << format.fraction_bits()) + kept;
-    return pattern < format.infinity_bits() ? static_cast<uint32>(pattern) : format.infinity_bits();
-}
-
-// Operand i begins `distance` words behind operand i - 1; or, where `table` is not null, at table[2 i] with planes
-// table[2 i + 1] apart.
-struct Operands {
-    const int* words;
-    int64 plane, distance;
-    const int64* table;
-    int64 count;
-
-    __device__ __forceinline__ const int* begin(int64 i) const {
-        return table ? reinterpret_cast<const int*>(table[2 * i]) : words + i * distance;
-    }
-    __device__ __forceinline__ int64 plane_of(int64 i) const { return table ? table[2 * i + 1] : plane; }
-};
-
-// The sum over operands of element e, as a multiple of 2^base. Ensures: |value| < 2^(31 + 16 + 78 + 1).
-template <int COUNT>
-__device__ __forceinline__ __int128 added_up(const Operands& from, int64 e) {
-    int64 sums[COUNT] = {};
-#pragma unroll 1
-    for (int64 i = 0; i < from.count; i++) {
-        const int* begin = from.begin(i) + e;
-        int64 plane = from.plane_of(i);
-#pragma unroll
-        for (int word = 0; word < COUNT; word++) sums[word] += begin[word * plane];
-    }
-    __int128 value = sums[COUNT - 1];
-#pragma unroll
-    for (int word = COUNT - 2; word >= 0; word--) value = (value << WORD_BITS) + sums[word];
-    return value;
 }
 
 // out[e] = (the sum over operands of their values of element e) / denominator, rounded once.
