@@ -1,5 +1,5 @@
 """The backward passes of one micro-batch's loss: one for each number that its means divide by. They leave digits in the
-reducer, and a gradient nowhere.
+reducer, and a gradient nowhere. What the steps of Trainer and of Fabric share.
 """
 
 from collections.abc import Callable, Iterable
@@ -10,6 +10,23 @@ from torch import Tensor, nn
 from det_lightning.distributed.reducer import GradientReducer, MeanPart
 from det_lightning.errors import UncoveredError
 from det_lightning.layers.loss_plan import LossPlan
+from det_lightning.layers.loss_terms import MOST_MEANS
+
+
+def reducer_of_step(
+    before: GradientReducer | None, named: list[tuple[str, nn.Parameter]], **options: bool
+) -> GradientReducer:
+    """The reducer of a step that begins: the one before, or a new one where other parameters take part now.
+
+    Args:
+        named: the parameters that take part.
+        options: of a new reducer, `announced` and `frozen_too`.
+    """
+    if before is not None:
+        before.forget_functions()
+        if [id(p) for _, p in named] == [id(p) for _, p in before.parameters]:
+            return before
+    return GradientReducer(named, means=MOST_MEANS, **options)
 
 
 def add_loss(plan: LossPlan, reducer: GradientReducer) -> None:

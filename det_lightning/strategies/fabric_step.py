@@ -16,11 +16,10 @@ from det_lightning.distributed.replicas import check_replicas
 from det_lightning.distributed.slice_loader import SliceLoader
 from det_lightning.errors import InputError, UncoveredError
 from det_lightning.layers.function_mode import FunctionMode
-from det_lightning.layers.loss_terms import MOST_MEANS
 from det_lightning.layers.random_places import RandomPlaces
 from det_lightning.optim.gradient_norm import clip_gradients_by_norm, clip_gradients_by_value
 from det_lightning.optim.stepping import step_optimizer
-from det_lightning.strategies.backward_passes import add_loss, backward_passes, check_trainable
+from det_lightning.strategies.backward_passes import add_loss, backward_passes, check_trainable, reducer_of_step
 from det_lightning.strategies.covered_tensor import CoveredTensor, Scope
 from det_lightning.strategies.step import StepFacts
 
@@ -66,10 +65,7 @@ class FabricStepMixin:
 
     def _begin_step(self) -> None:
         named = [(name, p) for name, p in self._module.named_parameters() if p.requires_grad]
-        if self._reducer is not None:
-            self._reducer.forget_functions()
-        if self._reducer is None or [id(p) for _, p in named] != [id(p) for _, p in self._reducer.parameters]:
-            self._reducer = GradientReducer(named, means=MOST_MEANS)
+        self._reducer = reducer_of_step(self._reducer, named)
 
     def backward(self, tensor: Tensor, module: nn.Module | None, *args: Any, **kwargs: Any) -> None:
         """Leaves the digits of a loss in the reducer; after the step's last micro-batch, brings the gradients."""

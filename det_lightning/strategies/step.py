@@ -18,11 +18,10 @@ from det_lightning.errors import UncoveredError
 from det_lightning.layers.checkpointing import covered_checkpointing
 from det_lightning.layers.function_mode import FunctionMode, all_suspended
 from det_lightning.layers.loss_plan import LossPlan
-from det_lightning.layers.loss_terms import MOST_MEANS
 from det_lightning.layers.random_places import RandomPlaces
 from det_lightning.ops.canonical import canonical_nan
 from det_lightning.optim.gradient_norm import gradient_norm
-from det_lightning.strategies.backward_passes import add_loss, backward_passes, check_trainable
+from det_lightning.strategies.backward_passes import add_loss, backward_passes, check_trainable, reducer_of_step
 from det_lightning.strategies.exact_results import ExactCollection
 from det_lightning.strategies.stand_in import surroundings
 
@@ -115,12 +114,8 @@ class StepMixin:
         module = self.lightning_module
         automatic = module.automatic_optimization
         named = [(name, p) for name, p in module.named_parameters() if p.requires_grad or not automatic]
-        if self._reducer is not None:
-            self._reducer.forget_functions()
-        if self._reducer is None or [id(p) for _, p in named] != [id(p) for _, p in self._reducer.parameters]:
-            # By hand one freezes parameters within a step, and runs several graphs forward before one backward.
-            options = {"announced": automatic, "frozen_too": not automatic}
-            self._reducer = GradientReducer(named, means=MOST_MEANS, **options)
+        # By hand one freezes parameters within a step, and runs several graphs forward before one backward.
+        self._reducer = reducer_of_step(self._reducer, named, announced=automatic, frozen_too=not automatic)
 
     def backward(self, closure_loss: Tensor, optimizer: Any, *args: Any, **kwargs: Any) -> Tensor:
         """Back-propagates the loss as training_step returned it: Lightning's own was divided by the accumulation."""
