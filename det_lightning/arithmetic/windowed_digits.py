@@ -17,6 +17,9 @@ HIGHEST_BASE = LOWEST_EXPONENT + DIGIT_BITS * (DIGITS + 1)
 MAXIMUM_WORDS = -(-(DIGIT_BITS * (DIGITS + 1) + 2) // WORD_BITS)
 """Words that hold everything a long accumulator can, its last digit being 64 bits wide: 24."""
 
+NOTHING = 1 << 20
+"""The lowest exponent of zeros alone, beyond that of any value; their highest one is its negative."""
+
 _RADIX = 1 << WORD_BITS
 _HALF = _RADIX >> 1
 

@@ -3,10 +3,10 @@
 import torch
 
 from ..arithmetic.formats import NB, Format
+from ..arithmetic.windowed_digits import NOTHING
 from .cuda import DTYPES, FORMAT_CODES, launch
 
 _THREADS = 128
-_NOTHING = 1 << 20
 _MOST_PARTS = 64
 _MOST_SHORT_WORDS = 4
 
@@ -24,7 +24,7 @@ def _flag(like: torch.Tensor) -> torch.Tensor:
 def needs(states: torch.Tensor, rows: int) -> torch.Tensor:
     """int64 [2 rows + 1] of contiguous states [rows * columns, NB]: `windowed_needs` of the source."""
     columns = states.numel() // NB // max(rows, 1)
-    found = torch.full((2 * rows + 1,), -_NOTHING, dtype=torch.int64, device=states.device)
+    found = torch.full((2 * rows + 1,), -NOTHING, dtype=torch.int64, device=states.device)
     found[2 * rows :].zero_()
     if rows and columns:
         parts = min(-(-columns // _THREADS), _MOST_PARTS)
@@ -45,7 +45,7 @@ def agree(found: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """(base int64 [rows], facts int64 [4]) of `needs`, `windowed_agree` of the source; nothing here waits."""
     rows = len(found) // 2
     base = torch.empty(rows, dtype=torch.int64, device=found.device)
-    facts = torch.full((4,), -_NOTHING, dtype=torch.int64, device=found.device)
+    facts = torch.full((4,), -NOTHING, dtype=torch.int64, device=found.device)
     facts[0].zero_()
     facts[1].fill_(-1)
     blocks = min(-(-rows // _THREADS), _MOST_PARTS)

@@ -7,18 +7,16 @@ fills words of the window that follows from it. `WindowedDigits` holds sums whos
 import torch
 
 from ..arithmetic.formats import NB
+from ..arithmetic.windowed_digits import NOTHING
 from ..kernels.dispatch import kernels_of
 from .digits import check_states
-
-NOTHING = -(1 << 20)
-"""What a row of zeros needs; no value's bound reaches it."""
 
 
 def window_needs(digits: torch.Tensor) -> torch.Tensor:
     """int64 [2 rows + 1]: every row's high, every row's -low, and 1 if special values are counted, else 0.
 
     digits: int64 [rows, columns, NB], any state. The values of a row are multiples of 2^low, smaller in magnitude than
-    2^high; a row of zeros has NOTHING for both.
+    2^high; a row of zeros has -NOTHING for both.
     """
     check_states("window_needs", "digits", digits)
     return kernels_of("windowed_digits").needs(digits.contiguous(), digits.shape[0])
@@ -26,7 +24,7 @@ def window_needs(digits: torch.Tensor) -> torch.Tensor:
 
 def no_needs(rows: int, device: torch.device) -> torch.Tensor:
     """The `window_needs` of zeros."""
-    found = torch.full((2 * rows + 1,), NOTHING, dtype=torch.int64, device=device)
+    found = torch.full((2 * rows + 1,), -NOTHING, dtype=torch.int64, device=device)
     found[-1:].zero_()
     return found
 

@@ -6,7 +6,7 @@ Words are int32 [count, elements]: one plane a word, planes `plane` elements apa
 import numpy as np
 
 from ....arithmetic.formats import DIGITS, LOWEST_EXPONENT, NB
-from ....arithmetic.windowed_digits import WORD_BITS
+from ....arithmetic.windowed_digits import NOTHING, WORD_BITS
 from .compiler import device_function, kernel
 from .digits import carry_state
 from .integers import bit_length, trailing_zeros
@@ -15,8 +15,6 @@ from .rounding import MASK
 
 _RADIX = 1 << WORD_BITS
 _HALF = _RADIX >> 1
-NOTHING = 1 << 20
-"""The lowest exponent reported for zeros alone; the highest one is its negative."""
 
 
 @device_function
