@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from det_lightning.errors import LedgerError
-from det_lightning.ledger.leaf_file import LeafFile, leaf_bytes, leaf_files, leaf_path
+from det_lightning.ledger.leaf_file import LeafFile, leaf_bytes, leaf_files, leaf_path, open_leaves
 from det_lightning.ledger.line_file import LineFile
 from det_lightning.ledger.lines import (
     FIRST_CHAIN,
@@ -177,7 +177,8 @@ class _Walk:
         """Kind -> bytes of leaves that no record names."""
         torn: dict[str, int] = {}
         for kind, part in leaf_files(self.directory):
-            if beyond := leaf_bytes(self.directory, kind, part) - self.ends.get((kind, part), 0):
+            beyond = leaf_bytes(self.directory, kind, part) - self.ends.get((kind, part), 0)
+            if beyond > 0:  # below: dropped since it was listed, by the run that writes
                 torn[kind] = torn.get(kind, 0) + beyond
         return torn
 
@@ -230,11 +231,12 @@ class _Walk:
         self.ends[kind, part] = offset + LEAF_BYTES * len(prefixes)
         if part is not None:
             self.parts.add(part)
-            if (kind, part) not in self.files and not path.exists():
+        if (kind, part) not in self.files:
+            leaves = open_leaves(self.directory, kind, part)
+            if leaves is None:
                 self.absent.setdefault(part, (self.lines, record.step, path.name))
                 return False
-        if (kind, part) not in self.files:
-            self.files[kind, part] = LeafFile(self.directory, kind, part)
+            self.files[kind, part] = leaves
         row = self.files[kind, part].row(offset, LEAF_BYTES * len(prefixes))
         if root_of_row(prefixes, row) != record.agree["roots"].get(kind):
             raise LedgerError(f"the {kind} leaves at byte {offset} of {path.name} do not have the root it records")

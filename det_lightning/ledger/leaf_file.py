@@ -79,3 +79,16 @@ class LeafFile:
                 f"{offset + size}: the file was cut"
             )
         return row
+
+
+def open_leaves(directory: Path, kind: str, part: int | None = None) -> LeafFile | None:
+    """The leaves of one kind; None if they lie in a part that is not there.
+
+    A run that goes on may drop a part at any moment, so it is opened first and looked for afterwards.
+    """
+    try:
+        return LeafFile(directory, kind, part)
+    except LedgerError:
+        if part is None or leaf_path(directory, kind, part).exists():
+            raise
+        return None

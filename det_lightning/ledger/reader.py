@@ -10,7 +10,7 @@ from typing import Any
 
 from det_lightning.errors import LedgerError
 from det_lightning.ledger.chain import ChainReport, verify_chain
-from det_lightning.ledger.leaf_file import LeafFile, leaf_files, leaf_path
+from det_lightning.ledger.leaf_file import LeafFile, leaf_files, leaf_path, open_leaves
 from det_lightning.ledger.lines import FORMAT, LEDGER_FILE, layout_names, start_trace
 from det_lightning.ledger.record import LEAF_BYTES, Record
 from det_lightning.ledger.record_search import RecordSearch
@@ -157,12 +157,10 @@ class LedgerReader:
         layout_id, offset, part = record.leaves[kind]
         names = self._layout(kind, layout_id)
         if (kind, part) not in self._leaf_files:
-            try:
-                self._leaf_files[kind, part] = LeafFile(self.path, kind, part)
-            except LedgerError:
-                if self.keeps_leaves(record, kind):
-                    raise
+            leaves = open_leaves(self.path, kind, part)
+            if leaves is None:
                 return [], b""  # dropped in this moment, by the run that writes
+            self._leaf_files[kind, part] = leaves
         return names, self._leaf_files[kind, part].row(offset, LEAF_BYTES * len(names))
 
     def leaves(self, record: Record, kind: str) -> dict[str, str]:

@@ -14,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from det_lightning.errors import InputError, LedgerError
+from det_lightning.ledger import leaf_file
 from det_lightning.ledger.chain import verify_chain
 from det_lightning.ledger.compare import difference_at
 from det_lightning.ledger.leaf_file import leaf_files, leaf_path
@@ -186,22 +187,44 @@ def test_a_part_of_a_record_that_never_came_is_deleted_when_the_run_goes_on(tmp_
     assert writer.torn_leaf_bytes == 64 and not lost.exists()
 
 
+def at_the_first_part_opened(monkeypatch, happens):
+    """`happens()` runs once a reader has decided to open its first part, just before it does."""
+    opens, left = leaf_file.open_regular, [happens]
+
+    def opens_late(path):
+        if left and path.stem.count("-") == 2:
+            left.pop()()
+        return opens(path)
+
+    monkeypatch.setattr(leaf_file, "open_regular", opens_late)
+    return left
+
+
 def test_leaves_that_are_dropped_while_they_are_read_are_not_kept(tmp_path, monkeypatch):
     kept_run(tmp_path / "run", 20, Retention(8)).close()
     with LedgerReader(tmp_path / "run") as reader:
         record = reader.record(20)
-        path = leaf_path(tmp_path / "run", "weights", record.leaves["weights"].part)
-        keeps, asked = reader.keeps_leaves, []
+        part = record.leaves["weights"].part
+        left = at_the_first_part_opened(monkeypatch, leaf_path(tmp_path / "run", "weights", part).unlink)
+        assert reader.leaves(record, "weights") == {} and not left
 
-        def keeps_until_asked(*arguments):
-            answer = keeps(*arguments)
-            if not asked:
-                path.unlink()
-            asked.append(answer)
-            return answer
 
-        monkeypatch.setattr(reader, "keeps_leaves", keeps_until_asked)
-        assert reader.leaves(record, "weights") == {} and asked == [True, False]
+@pytest.mark.parametrize("later_steps", [3, 40])
+def test_a_part_that_is_dropped_while_it_is_checked_is_no_damage(tmp_path, monkeypatch, later_steps):
+    writer = kept_run(tmp_path / "run", 20, Retention(8))
+    left = at_the_first_part_opened(monkeypatch, lambda: append_steps(writer, range(21, 21 + later_steps)))
+    report = verify_chain(tmp_path / "run")
+    assert report.sound and not left, report.damage
+    assert report.without_leaves > 12 and report.torn_leaf_bytes.keys() <= {"weights", "gradients"}
+    writer.close()
+
+
+def test_a_part_that_is_gone_while_it_is_checked_is_damage_if_no_line_drops_it(tmp_path, monkeypatch):
+    kept_run(tmp_path / "run", 20, Retention(8)).close()
+    first = next(each for each in leaf_files(tmp_path / "run") if each[1] is not None)
+    left = at_the_first_part_opened(monkeypatch, leaf_path(tmp_path / "run", *first).unlink)
+    report = verify_chain(tmp_path / "run")
+    assert not report.sound and "no line says" in report.damage.what and not left
 
 
 def test_kinds_without_tensors_and_kinds_that_come_later_need_no_file(tmp_path):
