@@ -22,7 +22,7 @@ def python(*arguments: str, cwd: Path = ROOT) -> str:
     inherited = {name: value for name, value in os.environ.items() if name not in GROUP_VARIABLES}
     environment = {**inherited, "PYTHONPATH": str(ROOT), "PYTHONWARNINGS": "ignore", "OMP_NUM_THREADS": "1"}
     finished = subprocess.run(
-        [sys.executable, *arguments], capture_output=True, text=True, env=environment, cwd=cwd, timeout=240
+        [sys.executable, *arguments], capture_output=True, text=True, env=environment, cwd=cwd, timeout=600
     )
     assert finished.returncode == 0, finished.stderr[-3000:]
     return finished.stdout
