@@ -159,23 +159,23 @@ class Tuned(Network):
         return DataLoader(spread_samples(48), batch_size=12)
 
 
-def test_the_finder_of_learning_rates_moves_no_bit_of_the_fit_that_follows(trainer):
-    module, one = Tuned(), trainer(enable_checkpointing=True)
+def test_the_finder_of_learning_rates_moves_no_bit_of_the_fit_that_follows(trainer, tmp_path):
+    module, one = Tuned(), trainer(enable_checkpointing=True, default_root_dir=tmp_path)
     found = Tuner(one).lr_find(module, num_training=20, min_lr=1e-4, update_attr=False, attr_name="rate")
     assert len(set(found.results["loss"])) > 10
     one.fit(module)
     assert bytes_of(module) == plain()[-1]
 
 
-def test_the_finder_of_learning_rates_is_refused_where_it_would_see_a_part_of_the_batch(trainer):
-    one = trainer(enable_checkpointing=True, accumulate_grad_batches=2)
+def test_the_finder_of_learning_rates_is_refused_where_it_would_see_a_part_of_the_batch(trainer, tmp_path):
+    one = trainer(enable_checkpointing=True, accumulate_grad_batches=2, default_root_dir=tmp_path)
     with pytest.raises(UncoveredError, match="1 ranks and accumulate_grad_batches=2 the rate it finds would depend"):
         Tuner(one).lr_find(Tuned(), num_training=8, attr_name="rate")
 
 
-def test_the_finder_of_batch_sizes_is_refused_by_lightning(trainer):
+def test_the_finder_of_batch_sizes_is_refused_by_lightning(trainer, tmp_path):
     with pytest.raises(Exception, match="Batch size finder is not supported with distributed strategies"):
-        trainer(BatchSizeFinder(), enable_checkpointing=True).fit(Tuned())
+        trainer(BatchSizeFinder(), enable_checkpointing=True, default_root_dir=tmp_path).fit(Tuned())
 
 
 # Decisions on what was measured
