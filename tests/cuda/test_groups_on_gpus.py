@@ -11,7 +11,7 @@ import pytest
 
 pytest.importorskip("torch")
 
-from tests import on_gpus  # noqa: E402
+from tests import on_gpus
 
 # Ignores an interrupt, and so does the process that it started.
 STUBBORN = """

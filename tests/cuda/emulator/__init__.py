@@ -27,6 +27,7 @@ def _compiler() -> str | None:
 COMPILER = _compiler()
 FLAGS = (
     "-std=c++17", "-O2", "-fPIC", "-shared", "-ffp-contract=off", "-frounding-math", "-fno-strict-aliasing", "-w",
+    "-U_FORTIFY_SOURCE",
 )  # fmt: skip
 
 # PTX that a host does not have, and what it means.
@@ -77,6 +78,9 @@ class Emulator:
 
 
 class EmulatedChain:
+    disorder = 0
+    """See `grid.h`."""
+
     def __init__(self, emulator: Emulator, calls, fixed):
         self.calls, self._emulator, self._fixed = calls, emulator, fixed
 
@@ -87,4 +91,4 @@ class EmulatedChain:
         for call in self.calls:
             library = self._emulator.library(call.source, call.defines)
             kernel = ctypes.cast(getattr(library, call.kernel), ctypes.c_void_p)
-            library.launch(kernel, call.blocks[0], call.threads, call.shared_bytes, product)
+            library.launch(kernel, call.blocks[0], call.threads, call.shared_bytes, self.disorder, product)
