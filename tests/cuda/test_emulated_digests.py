@@ -26,7 +26,7 @@ PROGRAM = """
 #include "grid.h"
 #include "digest_batch.cu"
 extern "C" void digest(unsigned blocks, const int64* table, int64 tensors, uint64* lanes) {
-    gridDim.x = blocks, blockDim.x = 256;
+    gridDim.x = blocks, blockDim.x = 256, grid::disorder = 1;
     for (unsigned block = 0; block < blocks; block++) {
         grid::body = [&] { digest_batch(table, tensors, lanes); };
         blockIdx.x = block;
@@ -50,7 +50,7 @@ def library(tmp_path_factory):
     header.write_text(text)
     command = [emulation.COMPILER, *emulation.FLAGS, f"-I{folder}", "-x", "c++", "-", "-o", folder / "digest.so"]
     subprocess.run(command, input=PROGRAM, text=True, check=True)
-    return ctypes.CDLL(str(folder / "digest.so"))
+    return emulation.load(folder / "digest.so")
 
 
 @pytest.fixture
@@ -61,6 +61,7 @@ def emulated(library, monkeypatch):
         assert (source, kernel, threads) == ("digest_batch", "digest_batch", 256)
         integers = ctypes.c_longlong(tensors)
         library.digest(blocks[0], ctypes.c_void_p(table), integers, ctypes.c_void_p(lanes))
+        emulation.check_faults(library, kernel)
 
     monkeypatch.setattr(cuda_digest_batch, "launch", launch)
     monkeypatch.setattr(cuda_digest_batch, "_table_on", lambda device, rows: torch.tensor(rows, dtype=torch.int64))

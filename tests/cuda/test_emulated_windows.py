@@ -39,7 +39,7 @@ def library(tmp_path_factory):
     emulation.Emulator(folder)  # writes the sources
     command = [emulation.COMPILER, *emulation.FLAGS, f"-I{folder}", "-x", "c++", "-", "-o", folder / "windows.so"]
     subprocess.run(command, input=PROGRAM, text=True, check=True)
-    return ctypes.CDLL(str(folder / "windows.so"))
+    return emulation.load(folder / "windows.so")
 
 
 @pytest.fixture(autouse=True)
@@ -52,6 +52,7 @@ def launched(library, monkeypatch):
         values = (ctypes.c_longlong * len(arguments))(*arguments)
         columns, rows = (*blocks, 1)[:2]
         assert library.launch(kernel.encode(), columns, rows, threads, values) == 0, kernel
+        emulation.check_faults(library, kernel)
         counts[kernel.removeprefix("windowed_")] += 1
 
     monkeypatch.setattr(emulated, "launch", launch)

@@ -27,7 +27,7 @@ def _compiler() -> str | None:
 COMPILER = _compiler()
 FLAGS = (
     "-std=c++17", "-O2", "-fPIC", "-shared", "-ffp-contract=off", "-frounding-math", "-fno-strict-aliasing", "-w",
-    "-U_FORTIFY_SOURCE",
+    "-U_FORTIFY_SOURCE", "-fsanitize=alignment,shift-exponent,bounds",
 )  # fmt: skip
 
 # PTX that a host does not have, and what it means.
@@ -47,6 +47,18 @@ PTX = {
 }
 
 
+def load(path: Path) -> ctypes.CDLL:
+    library = ctypes.CDLL(str(path))
+    library.fault.restype = ctypes.c_char_p
+    return library
+
+
+def check_faults(library: ctypes.CDLL, kernel: str) -> None:
+    """After each launch: addresses that are no multiple of what is loaded from them, shifts, indices."""
+    fault = library.fault()
+    assert fault is None, f"{kernel}: an address, a shift or an index that is not allowed, first in {fault.decode()}"
+
+
 class Emulator:
     """Libraries of kernels, in a folder of their own."""
 
@@ -61,6 +73,15 @@ class Emulator:
         for name, content in text.items():
             (folder / name).write_text(content, encoding="utf-8")
 
+    def altered(self, folder: Path, source: str, before: str, after: str) -> "Emulator":
+        """The same, but for one source in which a text stands in place of another."""
+        other, path = Emulator(folder), folder / f"{source}.cu"
+        text = path.read_text(encoding="utf-8")
+        assert text.count(before) == 1, f"{source} does not have {before!r} once"
+        path.write_text(text.replace(before, after), encoding="utf-8")
+        other._libraries = {key: library for key, library in self._libraries.items() if key[0] != source}
+        return other
+
     def library(self, source: str, defines: tuple[tuple[str, int], ...]) -> ctypes.CDLL:
         found = self._libraries.get((source, defines))
         if found is None:
@@ -69,7 +90,7 @@ class Emulator:
             macros = [f"-D{name}={value}" for name, value in defines]
             command = [COMPILER, *FLAGS, *macros, f"-I{self._folder}", "-x", "c++", "-", "-o", path]
             subprocess.run(command, input=program, text=True, check=True)
-            found = self._libraries[source, defines] = ctypes.CDLL(str(path))
+            found = self._libraries[source, defines] = load(path)
         return found
 
     def chain(self, index: int, calls, changing: int, fixed) -> "EmulatedChain":
@@ -92,3 +113,4 @@ class EmulatedChain:
             library = self._emulator.library(call.source, call.defines)
             kernel = ctypes.cast(getattr(library, call.kernel), ctypes.c_void_p)
             library.launch(kernel, call.blocks[0], call.threads, call.shared_bytes, self.disorder, product)
+            check_faults(library, call.kernel)

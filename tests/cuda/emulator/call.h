@@ -18,7 +18,7 @@ void run(
     void (*kernel)(Arguments...), unsigned columns, unsigned rows, unsigned count, const long long* values,
     std::index_sequence<PLACES...>
 ) {
-    gridDim.x = columns, gridDim.y = rows, blockDim.x = count;
+    gridDim.x = columns, gridDim.y = rows, blockDim.x = count, disorder = 1;
     body = [=] { kernel(argument<Arguments>(values[PLACES])...); };
     for (blockIdx.y = 0; blockIdx.y < rows; blockIdx.y++)
         for (blockIdx.x = 0; blockIdx.x < columns; blockIdx.x++) run_block(count);

@@ -48,6 +48,17 @@ static unsigned disorder = 0;
 static std::minstd_rand random_order;
 static bool moved;  // whether any thread got further since all were resumed
 
+// Where a kernel first did what a GPU does in another way than a host; null if it did nothing of that kind.
+struct SourceLocation {
+    const char* file;
+    unsigned line, column;
+};
+static const SourceLocation* fault = nullptr;
+
+inline void note_fault(const SourceLocation* at) {
+    if (!fault) fault = at;
+}
+
 inline void yield() {
     if (!_setjmp(threads[threadIdx.x].place)) _longjmp(scheduler, 1);
 }
@@ -173,3 +184,18 @@ T atomicMax(T* at, T value) {
     return before;
 }
 inline bool __any_sync(unsigned mask, bool value) { return __ballot_sync(mask, value) != 0; }
+
+// Called by what the compiler puts before pointers that may not be aligned, shifts by more than there are bits, and indices.
+extern "C" {
+__attribute__((used)) void __ubsan_handle_type_mismatch_v1(grid::SourceLocation* at, uintptr_t) { grid::note_fault(at); }
+__attribute__((used)) void __ubsan_handle_shift_out_of_bounds(grid::SourceLocation* at, uintptr_t, uintptr_t) { grid::note_fault(at); }
+__attribute__((used)) void __ubsan_handle_out_of_bounds(grid::SourceLocation* at, uintptr_t) { grid::note_fault(at); }
+
+__attribute__((used)) const char* fault() {
+    static char text[512];
+    if (!grid::fault) return nullptr;
+    std::snprintf(text, sizeof text, "%s:%u", grid::fault->file, grid::fault->line);
+    grid::fault = nullptr;
+    return text;
+}
+}

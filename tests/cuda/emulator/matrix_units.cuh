@@ -16,7 +16,8 @@ struct Copy {
 static std::deque<std::vector<Copy>> copies[1024];  // of each thread, by groups; the last group is not committed yet
 
 inline void copy_16(uint32 to, const void* from) {
-    if (to % 16 || reinterpret_cast<uintptr_t>(from) % 16) std::fputs("a copy is not aligned\n", stderr), std::abort();
+    static const grid::SourceLocation here = {"copy_16", __LINE__, 0};
+    if (to % 16 || reinterpret_cast<uintptr_t>(from) % 16) grid::note_fault(&here);
     auto& own = copies[threadIdx.x];
     if (own.empty()) own.emplace_back();
     if (grid::disorder) own.back().push_back({to, from});
