@@ -164,7 +164,7 @@ def test_the_order_of_threads_and_of_copies_cannot_be_seen(emulated_product, how
 SPOILED = {
     "no barrier before the products": ("<STAGES - 2>();\n        __syncthreads();", "<STAGES - 2>();"),
     "no wait for copies": ("        wait_for_copies<STAGES - 2>();", ""),
-    "copies from odd places": ("int at = (q * THREADS + threadIdx.x) * 16;", "int at = (q * THREADS + threadIdx.x) * 16 + 8;"),
+    "copies from odd places": ("int at = (q * THREADS + threadIdx.x) * 16;", "int at = q * THREADS * 16 + threadIdx.x * 8;"),
 }  # fmt: skip
 
 
