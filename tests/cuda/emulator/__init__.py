@@ -1,8 +1,8 @@
 """The kernels of products as they are shipped, compiled for the host and run there thread by thread: no GPU needed.
 
 It runs threads in their order or in any other (`grid.h`), lets copies to shared memory come late, and notes addresses,
-shifts and indices that a GPU does not take. What it cannot show: blocks that run beside each other, the hardware's own tensor cores
-(their instructions are written down in `matrix_units.cuh` from PTX's manual), and the compiler for GPUs.
+shifts and indices that a GPU does not take. What it cannot show: blocks that run beside each other, the hardware's own
+tensor cores (their instructions are written down in `matrix_units.cuh` from PTX's manual), and the compiler for GPUs.
 """
 
 import ctypes
