@@ -2,7 +2,6 @@
 
 import ctypes
 import re
-import subprocess
 
 import numpy as np
 import pytest
@@ -50,9 +49,7 @@ def library(tmp_path_factory):
         text = text.replace(statement, meaning)
     assert "asm(" not in text
     header.write_text(text)
-    command = [emulation.COMPILER, *emulation.FLAGS, f"-I{folder}", "-x", "c++", "-", "-o", folder / "digest.so"]
-    subprocess.run(command, input=PROGRAM, text=True, check=True)
-    return emulation.load(folder / "digest.so")
+    return emulation.build(PROGRAM, folder / "digest.so")
 
 
 @pytest.fixture

@@ -1,7 +1,6 @@
 """Products added into windowed digits by the emulated kernels: what fits the window, and what is left to the caller."""
 
 import ctypes
-import subprocess
 
 import pytest
 
@@ -31,9 +30,7 @@ extern "C" void launch_elements(unsigned columns, unsigned count, const long lon
 def elements(emulator, tmp_path_factory):
     folder = tmp_path_factory.mktemp("elements")
     emulation.Emulator(folder)  # writes the sources
-    command = [emulation.COMPILER, *emulation.FLAGS, f"-I{folder}", "-x", "c++", "-", "-o", folder / "gemm.so"]
-    subprocess.run(command, input=PROGRAM, text=True, check=True)
-    return emulation.load(folder / "gemm.so")
+    return emulation.build(PROGRAM, folder / "gemm.so")
 
 
 @pytest.fixture

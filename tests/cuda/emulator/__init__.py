@@ -27,7 +27,7 @@ def _compiler() -> str | None:
 
 COMPILER = _compiler()
 FLAGS = (
-    "-std=c++17", "-O2", "-fPIC", "-shared", "-ffp-contract=off", "-frounding-math", "-fno-strict-aliasing", "-w",
+    "-std=c++17", "-O2", "-fPIC", "-ffp-contract=off", "-frounding-math", "-fno-strict-aliasing", "-w",
     "-U_FORTIFY_SOURCE", "-fsanitize=alignment,shift-exponent,bounds",
 )  # fmt: skip
 
@@ -48,10 +48,16 @@ PTX = {
 }
 
 
-def load(path: Path) -> ctypes.CDLL:
-    library = ctypes.CDLL(str(path))
-    library.fault.restype = ctypes.c_char_p
-    return library
+def build(program: str, library: Path, *macros: str) -> ctypes.CDLL:
+    """A program that includes sources of the library's folder."""
+    compiled = library.with_suffix(".o")
+    command = [COMPILER, *FLAGS, *macros, f"-I{library.parent}", "-c", "-x", "c++", "-", "-o", compiled]
+    subprocess.run(command, input=program, text=True, check=True)
+    # Without the flags: what the checks call is in grid.h, and no library of the compiler's is needed for it.
+    subprocess.run([COMPILER, "-shared", compiled, "-o", library], check=True)
+    loaded = ctypes.CDLL(str(library))
+    loaded.fault.restype = ctypes.c_char_p
+    return loaded
 
 
 def check_faults(library: ctypes.CDLL, kernel: str) -> None:
@@ -89,9 +95,7 @@ class Emulator:
             path = self._folder / f"{source}{''.join(f'.{name}{value}' for name, value in defines)}.so"
             program = f'#include "grid.h"\n#include "product.cuh"\n#include "{source}.cu"\n#include "launch.h"\n'
             macros = [f"-D{name}={value}" for name, value in defines]
-            command = [COMPILER, *FLAGS, *macros, f"-I{self._folder}", "-x", "c++", "-", "-o", path]
-            subprocess.run(command, input=program, text=True, check=True)
-            found = self._libraries[source, defines] = load(path)
+            found = self._libraries[source, defines] = build(program, path, *macros)
         return found
 
     def chain(self, index: int, calls, changing: int, fixed) -> "EmulatedChain":
