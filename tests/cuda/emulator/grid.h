@@ -1,7 +1,7 @@
 // A grid of threads on a host: one block after another, each thread a coroutine that runs until it waits for others.
 //
-// `disorder` says in which order: 0, by their numbers; other numbers, another order each time, and copies to shared memory
-// that come as late as they may. Results that depend on it are those of a race.
+// `disorder` says in which order: 0, by their numbers; other numbers, another order each time, of odd ones the last block
+// first, and copies to shared memory that come as late as they may. Results that depend on it are those of a race.
 #pragma once
 
 #include "host.h"

@@ -8,10 +8,10 @@ extern "C" void launch(
     grid::shared = memory.data() + (128 - reinterpret_cast<uintptr_t>(memory.data()) % 128) % 128;
     gridDim.x = blocks, blockDim.x = count;
     grid::disorder = disorder;
-    for (unsigned block = 0; block < blocks; block++) {
+    for (unsigned n = 0; n < blocks; n++) {
         std::memset(grid::shared, 0xcb, shared_bytes);  // what a block before left there
         grid::body = [&] { kernel(*p); };
-        blockIdx.x = block;
+        blockIdx.x = disorder % 2 ? blocks - 1 - n : n;
         grid::run_block(count);
     }
 }
