@@ -253,10 +253,13 @@ from det_lightning.ledger.store import LedgerWriter
 from tests.ledger.example_runs import append_steps
 writer = LedgerWriter.create(sys.argv[1], recipe={}, environment={}, entry={})
 append_steps(writer, range(4))
+here, there = os.pipe()
 child = os.fork()
 if child == 0:
+    os.write(there, b"1")
     time.sleep(600)
     os._exit(0)
+os.read(here, 1)  # the child has begun to run, and with that closed what is not its own
 print(child, flush=True)
 os.kill(os.getpid(), signal.SIGKILL)
 """
