@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from det_lightning.errors import UncoveredError
+from det_lightning.layers.batch_free_functions import in_place
 from det_lightning.layers.call_names import DIVISIONS
 from det_lightning.layers.loss_calls import Items, count_digits
 from det_lightning.layers.loss_graph import check_step, name_of, steps_below
@@ -26,6 +27,7 @@ STATISTIC = (
     "into micro-batches. It may be logged; for the loss or a buffer, compute it in the data set or before training."
 )
 _IDENTITIES = frozenset("clone squeeze view reshape contiguous positive alias float double to type detach data".split())
+_CONSTANTS = (torch.float32, torch.bfloat16)
 _ADDITIONS = frozenset("add radd iadd sub isub rsub subtract".split())
 
 
@@ -35,10 +37,16 @@ class LossTerms:
     Args:
         samples: of the micro-batch.
         batch_free: says whether a tensor depends on parameters alone.
+        is_constant: says whether it is made of buffers and frozen parameters alone.
     """
 
-    def __init__(self, samples: int = 1, batch_free: Callable[[Tensor], bool] = lambda tensor: False):
-        self.samples, self._batch_free = samples, batch_free
+    def __init__(
+        self,
+        samples: int = 1,
+        batch_free: Callable[[Tensor], bool] = lambda tensor: False,
+        is_constant: Callable[[Tensor], bool] = lambda tensor: False,
+    ):
+        self.samples, self._batch_free, self._is_constant = samples, batch_free, is_constant
         self.means: list[Mean] = []
         self._tensors: list[Tensor] = []  # per mean its tensor, with graph
         self._terms: dict[object, Term] = {}  # autograd node -> term; the node's identity is the key
@@ -119,7 +127,10 @@ class LossTerms:
         terms = {key: term for key, (term, carries) in among.items() if carries or not with_gradient}
         if not terms:
             return False
-        term = self._combined(name, func, args, kwargs, terms) if isinstance(result, Tensor) else None
+        # An operation in place would change the constant.
+        constants = with_gradient and not (in_place(func) and id(args[0]) not in terms)
+        combined = isinstance(result, Tensor)
+        term = self._combined(name, func, args, kwargs, terms, constants=constants) if combined else None
         if term is None:
             if with_gradient:
                 raise _nonlinear(name, args)
@@ -131,12 +142,14 @@ class LossTerms:
             self._statistics[id(result)] = (result, term)
         return True
 
-    def _combined(self, name: str, func: Callable, args: tuple, kwargs: dict, terms: dict[int, Term]) -> Term | None:
+    def _combined(
+        self, name: str, func: Callable, args: tuple, kwargs: dict, terms: dict[int, Term], *, constants: bool
+    ) -> Term | None:
         parts: list[Any] = []
         for value in args:
             part = terms.get(id(value))
-            if part is None and isinstance(value, Tensor) and value.dim() == 0 and self._batch_free(value):
-                part = _penalty(value)
+            if part is None and isinstance(value, Tensor) and value.dim() == 0:
+                part = self._without_samples(value, constants=constants)
             parts.append(part)
         found = [part for part in parts if part]
         plain = not kwargs and all(p or isinstance(v, (int, float)) for p, v in zip(parts, args, strict=True))
@@ -152,6 +165,15 @@ class LossTerms:
 
         places = frozenset().union(*(part.places for part in found))
         return Term(places, evaluate, any(part.penalties for part in found))
+
+    def _without_samples(self, value: Tensor, *, constants: bool) -> Term | None:
+        """A penalty on parameters, or what it is where they are frozen: a constant."""
+        if self._batch_free(value):
+            return Term(frozenset(), lambda means, attached: value if attached else value.detach(), True)
+        if constants and value.dtype in _CONSTANTS and self._is_constant(value):
+            number = value.detach().clone()  # whatever becomes of a buffer later
+            return Term(frozenset(), lambda means, attached: number)
+        return None
 
     def _refuse_local_numbers(self, name: str, args: tuple, terms: dict[int, Term]) -> None:
         """A sum divided by the number of samples at hand is a mean of means, whose value depends on the cut."""
@@ -233,10 +255,6 @@ class LossTerms:
 
     def _node_term(self, value: Tensor) -> Term | None:
         return None if value.grad_fn is None else self._terms.get(value.grad_fn)
-
-
-def _penalty(value: Tensor) -> Term:
-    return Term(frozenset(), lambda means, attached: value if attached else value.detach(), True)
 
 
 def _nonlinear(name: str, operands: tuple) -> UncoveredError:
