@@ -15,7 +15,6 @@ from det_lightning.layers.call_names import MOVES, flat
 from det_lightning.layers.loss_calls import identity
 from det_lightning.layers.parameter_moves import Moved, moved_by, whole
 
-
 COVERED_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 
@@ -86,7 +85,9 @@ class BatchFree:
         self._note_constants(result)
         return True, result
 
-    def constant(self, name: str, func: Callable, args: tuple, kwargs: dict, operands: list[Tensor]) -> tuple[bool, Any]:
+    def constant(
+        self, name: str, func: Callable, args: tuple, kwargs: dict, operands: list[Tensor]
+    ) -> tuple[bool, Any]:
         """(whether the call makes a constant out of constants by a function that is covered on parameters; its result, of
         the same bits). Moves and arithmetic are not among them: they run as they are, and `note` hears of them."""
         floats = all(value.dtype in COVERED_DTYPES for value in operands)
