@@ -88,11 +88,12 @@ class DetStrategyMixin(StepMixin):
         self._clear_step()
         self._logged: dict[str, Any] | None = None
         self._resumed: resume.Stamp | None = None
-        self._connector = self._own_sampler = None
+        self._trainer = self._connector = self._own_sampler = None
 
     # Set-up
 
     def setup(self, trainer) -> None:
+        self._trainer = trainer
         _check_trainer(trainer, self.root_device)
         check_subnormals()
         check_whole(self.model)
@@ -131,14 +132,16 @@ class DetStrategyMixin(StepMixin):
         cover_before_transfer(self.lightning_module, lambda: self._mode(sink=None, phase="before transfer"))
 
     def teardown(self) -> None:
-        if self.lightning_module is not None:
+        # With spawn and fork this process may have a module that only its children have set up.
+        trainer, self._trainer = self._trainer, None
+        if trainer is not None:
             restore(self.lightning_module, self._swapped)
             self._swapped = {}
             make_metrics_stock(self.lightning_module)
             uncover_before_transfer(self.lightning_module)
-            self.training_data.give_limit_back(self.lightning_module.trainer)
-            self._evaluation_limits.give_back(self.lightning_module.trainer)
-            for loop in _logging_loops(self.lightning_module.trainer):
+            self.training_data.give_limit_back(trainer)
+            self._evaluation_limits.give_back(trainer)
+            for loop in _logging_loops(trainer):
                 make_stock(loop._results)
         self._clear_step()
         self._resumed = None
