@@ -263,6 +263,12 @@ def _nonlinear(name: str, operands: tuple) -> UncoveredError:
             f"{name} is applied to a mean or sum over the batch and a tensor: the number of items to divide by is the "
             f"one over the global batch. Write det_lightning.exact_mean(values, mask), mask true where an item counts."
         )
+    if name in _ADDITIONS:
+        return UncoveredError(
+            f"{name} is applied to a mean over the batch and a tensor that is none. Covered are sums of means times numbers, "
+            f"buffers, and penalties on parameters alone; under Fabric a penalty is computed in the model's forward. For "
+            f"values of samples take their mean or sum first."
+        )
     return UncoveredError(
         f"{name} is applied to a mean over the batch: the loss is then not linear in it, so the division by the number "
         f"of items cannot wait for the exact sum over the global batch. Only means times constants and sums of means "

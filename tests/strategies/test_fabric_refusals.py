@@ -110,7 +110,7 @@ REFUSED = [
     (noise, UncoveredError, "the global generator of torch was drawn from"),
     (noise_like, UncoveredError, "the global generator of torch was drawn from"),
     (nothing, UncoveredError, r"was not put through fabric\.backward"),
-    (penalty, UncoveredError, "applied to a mean over the batch"),
+    (penalty, UncoveredError, "applied to a mean over the batch .* computed in the model's forward"),
     (by_one_norm, UncoveredError, "norm of type 1"),
     (with_closure, UncoveredError, "steps without arguments"),
 ]
