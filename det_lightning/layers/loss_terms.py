@@ -265,9 +265,9 @@ def _nonlinear(name: str, operands: tuple) -> UncoveredError:
         )
     if name in _ADDITIONS:
         return UncoveredError(
-            f"{name} is applied to a mean over the batch and a tensor that is none. Covered are sums of means times numbers, "
-            f"buffers, and penalties on parameters alone; under Fabric a penalty is computed in the model's forward. For "
-            f"values of samples take their mean or sum first."
+            f"{name} is applied to a mean over the batch and a tensor that is not one. Covered are sums of means times "
+            f"numbers, buffers, and penalties on parameters alone; under Fabric a penalty is computed in the model's "
+            f"forward. Of values of samples take the mean or the sum first."
         )
     return UncoveredError(
         f"{name} is applied to a mean over the batch: the loss is then not linear in it, so the division by the number "
