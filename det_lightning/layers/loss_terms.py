@@ -271,6 +271,6 @@ def _nonlinear(name: str, operands: tuple) -> UncoveredError:
         )
     return UncoveredError(
         f"{name} is applied to a mean over the batch: the loss is then not linear in it, so the division by the number "
-        f"of items cannot wait for the exact sum over the global batch. Only means times constants and sums of means "
+        f"of items cannot wait for the exact sum over the global batch. Only means times numbers and sums of means "
         f"are covered; apply {name} to the per-item values before the mean."
     )

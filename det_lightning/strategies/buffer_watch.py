@@ -22,7 +22,7 @@ class BufferWatch:
             self._left = {}
 
     def end(self, module: nn.Module) -> None:
-        """The micro-batch's loss is there. Raises UncoveredError if a buffer is left unlike after another that changed it."""
+        """Its loss is there. Raises UncoveredError if it left a buffer unlike the micro-batch before that changed it too."""
         for name, buffer in module.named_buffers():
             before, version = self._before.get(name, (None, 0))
             if before is buffer and version == buffer._version:
