@@ -134,7 +134,10 @@ class FunctionMode(TorchFunctionMode):
             return func(*args, **kwargs)
         name = name_of_call(func)
         operands = [value for value in flat((args, kwargs)) if isinstance(value, Tensor)]
+        of_means = self.strict and self.terms.hold_mean(operands)  # whose constants show in the loss's value
         result = self._call(func, name, args, kwargs, operands)
+        if self.strict and not of_means:
+            self.terms.numbers.follow(name, args, kwargs, operands, result)
         if self.strict and self.sample_places.follow(name, args, kwargs, operands, result):
             made = [value for value in flat(result) if isinstance(value, Tensor)]
             if any(value.requires_grad for value in made):

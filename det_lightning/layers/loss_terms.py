@@ -52,7 +52,7 @@ class LossTerms:
         self._terms: dict[object, Term] = {}  # autograd node -> term; the node's identity is the key
         self._statistics: dict[int, tuple[Tensor, Term | None]] = {}  # by identity: made of means, without gradient
         self._holds: list[Tensor] = []  # whose identity is in a key
-        self.numbers = LossNumbers(samples)
+        self.numbers = LossNumbers(samples, is_constant)
 
     def record_items(self, items: Items) -> Tensor:
         """The mean or sum of items, a tensor without dimensions; its gradient is not divided."""
