@@ -58,6 +58,13 @@ def test_C45_every_launcher_gives_the_same_bytes(strategy, prefix, tmp_path, one
     assert out.read_text().split() == ["2", "7", one_rank]
 
 
+def test_what_a_forked_rank_raised_is_the_last_word(tmp_path):
+    nowhere = str(tmp_path / "no such folder" / "digest.txt")
+    with pytest.raises(AssertionError, match="FileNotFoundError") as failed:
+        python(SCRIPT, "lightning.pytorch", "det_fork", "2", nowhere, cwd=tmp_path)
+    assert "During handling of the above exception" not in str(failed.value)
+
+
 ORDER = """
 import sys
 sys.argv = ["x"]
