@@ -2,13 +2,12 @@
 
 import os
 import platform
-import subprocess
-import sys
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 import torch
 from blake3 import blake3
+from det_lightning.callbacks.repository_state import repository_state
 from det_lightning.callbacks.shards import Shards, logical_name
 
 from det_lightning.kernels import cuda_compile
@@ -66,7 +65,7 @@ def environment(trainer: Any) -> dict[str, Any]:
         "kernels": kernels_of("machine_code").source_digest(),
         "engine": kernels_of("gemm").default_engine(torch.empty(0, device=trainer.strategy.root_device)),
         "flags": _flags(),
-        "git": _git(),
+        "git": repository_state(),
     }
 
 
@@ -179,16 +178,3 @@ def _version(package: str) -> str | None:
         return version(package)
     except PackageNotFoundError:
         return None
-
-
-def _git() -> dict[str, Any] | None:
-    """Commit of the working directory and whether it was changed since; None outside a repository."""
-    folder = os.path.dirname(os.path.abspath(sys.argv[0])) if sys.argv and os.path.exists(sys.argv[0]) else "."
-    try:
-        answers = [
-            subprocess.run(["git", "-C", folder, *call], capture_output=True, text=True, timeout=10, check=True).stdout
-            for call in (["rev-parse", "HEAD"], ["status", "--porcelain", "--untracked-files=no"])
-        ]
-    except (OSError, subprocess.SubprocessError):
-        return None
-    return {"commit": answers[0].strip(), "dirty": bool(answers[1].strip())}
