@@ -140,7 +140,7 @@ def compressed(path: Path) -> None:
         ("cut", "is cut, damaged or none at all (RuntimeError"),
         ("junk", "is cut, damaged or none at all (Unsupported operand"),
         ("empty", "is cut, damaged or none at all (EOFError"),
-        ("code", "without running code from it (GLOBAL __builtin__.print was not"),
+        ("code", "without running code from it (GLOBAL print was not"),
     ],
 )
 def test_a_checkpoint_that_cannot_be_read_says_whether_it_is_damaged_or_holds_code(tmp_path, kind, message):
