@@ -39,6 +39,8 @@ def build(entry: dict[str, Any], override: str | None = None) -> Built:
         InputError: there is no entry, it cannot be imported, or it returns something else. What the function itself
             raises passes through.
     """
+    if not all(isinstance(entry.get(name) or {}, dict) for name in ("arguments", "trainer")):
+        raise InputError("the ledger's entry is not sound: its arguments and those of its Trainer are not named values")
     name = override or entry.get("function")
     if not name:
         raise InputError(

@@ -61,6 +61,12 @@ def test_with_a_replay_the_step_and_the_operation_between_them_are_found(runs, s
     assert told["inside"]["difference"]["kind"] == "argument"
 
 
+@pytest.mark.parametrize("strategy", ["det", "auto"])
+def test_a_ledger_beside_checkpoints_is_replayed_too_though_stock_lightning_notes_no_checkpoint(runs, strategy):
+    code, told = in_new_process(bisect_with_replay, runs[strategy, ""] / "ledger", runs[strategy, "code"] / "saved")
+    assert (code, told["first"]["step"], told["inside"]["verdict"]) == (1, PLANTED_STEP, "found")
+
+
 def bisect_with_replay(a, b):
     return bisect(
         a, b, "--replay", "--entry", "tests.replay.planted:build_plain", "--entry", "tests.replay.planted:build_code"

@@ -166,6 +166,12 @@ def test_what_a_ledger_brought_along_is_refused_unless_it_is_given(tmp_path, mon
         del sys.modules[module]
 
 
+@pytest.mark.parametrize("part", [{"arguments": "rate"}, {"arguments": [1]}, {"trainer": "x"}])
+def test_an_entry_of_wrong_types_is_refused(part):
+    with pytest.raises(InputError, match="is not sound"):
+        build({"function": "tests.replay.recorded:build"} | part)
+
+
 @pytest.mark.parametrize(
     ("name", "message"),
     [
