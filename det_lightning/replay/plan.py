@@ -72,6 +72,11 @@ def plan_replay(
 def recorded_split(reference: LedgerReader) -> tuple[int, int]:
     """(world size, accumulation) of the recorded run. Raises LedgerError if they are none that can be run here."""
     split = tuple(reference.environment.get(name) for name in ("world_size", "accumulate"))
+    if split == (None, None):
+        raise LedgerError(
+            f"{reference.path} does not say its world size and accumulation, as a PlainLedger does not: only runs of "
+            f"Lightning's Trainer can be replayed"
+        )
     most = MOST_PROCESSES, MOST_MICRO_BATCHES
     if not all(type(each) is int and 1 <= each <= limit for each, limit in zip(split, most, strict=True)):
         raise LedgerError(
