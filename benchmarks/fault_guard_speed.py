@@ -2,8 +2,8 @@
 
     python -m benchmarks.fault_guard_speed --out benchmarks/results/fault-guard-cpu.json
 
-Processor time of all threads, so that what other programs take does not count; medians over the steps of trainings that
-take turns.
+One thread, and processor time, so that what other programs take does not count; the trainings take turns, and of the ratios
+of each turn the median is taken.
 """
 
 import argparse
@@ -18,11 +18,11 @@ from lightning.pytorch import Callback, Trainer
 from torch.utils.data import DataLoader, TensorDataset
 
 from benchmarks.surroundings import processor, surroundings
-from benchmarks.training_step import BATCH, CLASSES, LAYERS, WIDTH, Perceptron
+from benchmarks.training_step import CLASSES, LAYERS, WIDTH, Perceptron
 from det_lightning import FaultGuard
 from det_lightning.replay.run import QUIET_TRAINER, quiet_lightning
 
-ROUNDS, WARM_UP, STEPS = 3, 2, 4
+BATCH, ROUNDS, WARM_UP, STEPS = 128, 7, 1, 5
 GUARDS = {
     "none": lambda: [],
     "memory": lambda: [FaultGuard(products_every_n_steps=None)],
@@ -41,7 +41,8 @@ class Clock(Callback):
         self.times.append(time.process_time())
 
 
-def step_seconds(guards: list[Callback]) -> list[float]:
+def step_seconds(guards: list[Callback]) -> float:
+    """Of a training with these guards, the median of its steps."""
     torch.manual_seed(0)
     samples = BATCH * (WARM_UP + STEPS)
     data = TensorDataset(torch.randn(samples, WIDTH), torch.randint(CLASSES, (samples,)))
@@ -51,7 +52,7 @@ def step_seconds(guards: list[Callback]) -> list[float]:
     )
     trainer.fit(Perceptron(), DataLoader(data, batch_size=BATCH))
     times = clock.times[WARM_UP - 1 :]
-    return [after - before for before, after in pairwise(times)]
+    return median(after - before for before, after in pairwise(times))
 
 
 def main() -> None:
@@ -59,19 +60,16 @@ def main() -> None:
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
     quiet_lightning()
-    seconds: dict[str, list[float]] = {name: [] for name in GUARDS}
-    for _ in range(ROUNDS):
-        for name, guards in GUARDS.items():
-            seconds[name] += step_seconds(guards())
-    step = {name: median(each) for name, each in seconds.items()}
-    memory, everything = (100 * (step[name] / step["none"] - 1) for name in ("memory", "all"))
+    torch.set_num_threads(1)
+    turns = [{name: step_seconds(guards()) for name, guards in GUARDS.items()} for _ in range(ROUNDS)]
+    memory, everything = (100 * (median(turn[name] / turn["none"] for turn in turns) - 1) for name in ("memory", "all"))
     weights = sum(parameter.numel() for parameter in Perceptron().parameters())
     result = {
         **surroundings(processor()),
         "work": f"step of {BATCH} samples, {LAYERS + 1} layers of {WIDTH}, {weights / 1e6:.1f} million weights, AdamW, "
-        f"float32",
-        "steps": len(seconds["none"]),
-        "step_processor_s": round(step["none"], 4),
+        f"float32, one thread",
+        "turns": ROUNDS,
+        "step_processor_s": [round(turn["none"], 3) for turn in turns],
         "memory_percent": round(memory, 1),
         "all_percent": round(everything, 1),
         "all_every_10_percent": round(memory + (everything - memory) / 10, 1),
