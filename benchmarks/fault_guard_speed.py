@@ -14,20 +14,34 @@ from pathlib import Path
 from statistics import median
 
 import torch
-from lightning.pytorch import Callback, Trainer
+from lightning.pytorch import Callback, LightningModule, Trainer
 from torch.utils.data import DataLoader, TensorDataset
 
 from benchmarks.surroundings import processor, surroundings
-from benchmarks.training_step import CLASSES, LAYERS, WIDTH, Perceptron
 from det_lightning import FaultGuard
 from det_lightning.replay.run import QUIET_TRAINER, quiet_lightning
 
-BATCH, ROUNDS, WARM_UP, STEPS = 128, 7, 1, 5
+LAYERS, WIDTH, BATCH = 5, 384, 256
+TURNS, WARM_UP, STEPS = 5, 1, 5
 GUARDS = {
     "none": lambda: [],
     "memory": lambda: [FaultGuard(products_every_n_steps=None)],
     "all": lambda: [FaultGuard(products_every_n_steps=1)],
 }
+
+
+class Perceptron(LightningModule):
+    def __init__(self):
+        super().__init__()
+        layers = (layer for _ in range(LAYERS) for layer in (torch.nn.Linear(WIDTH, WIDTH), torch.nn.ReLU()))
+        self.network = torch.nn.Sequential(*layers)
+
+    def training_step(self, batch, _):
+        x, y = batch
+        return torch.nn.functional.cross_entropy(self.network(x), y)
+
+    def configure_optimizers(self):
+        return torch.optim.AdamW(self.parameters(), lr=1e-4)
 
 
 class Clock(Callback):
@@ -45,7 +59,7 @@ def step_seconds(guards: list[Callback]) -> float:
     """Of a training with these guards, the median of its steps."""
     torch.manual_seed(0)
     samples = BATCH * (WARM_UP + STEPS)
-    data = TensorDataset(torch.randn(samples, WIDTH), torch.randint(CLASSES, (samples,)))
+    data = TensorDataset(torch.randn(samples, WIDTH), torch.randint(WIDTH, (samples,)))
     clock = Clock()
     trainer = Trainer(
         accelerator="cpu", devices=1, strategy="det", max_epochs=1, callbacks=[*guards, clock], **QUIET_TRAINER
@@ -61,14 +75,14 @@ def main() -> None:
     options = parser.parse_args()
     quiet_lightning()
     torch.set_num_threads(1)
-    turns = [{name: step_seconds(guards()) for name, guards in GUARDS.items()} for _ in range(ROUNDS)]
+    turns = [{name: step_seconds(guards()) for name, guards in GUARDS.items()} for _ in range(TURNS)]
     memory, everything = (100 * (median(turn[name] / turn["none"] for turn in turns) - 1) for name in ("memory", "all"))
     weights = sum(parameter.numel() for parameter in Perceptron().parameters())
     result = {
         **surroundings(processor()),
-        "work": f"step of {BATCH} samples, {LAYERS + 1} layers of {WIDTH}, {weights / 1e6:.1f} million weights, AdamW, "
+        "work": f"step of {BATCH} samples, {LAYERS} layers of {WIDTH}, {weights / 1e6:.1f} million weights, AdamW, "
         f"float32, one thread",
-        "turns": ROUNDS,
+        "turns": TURNS,
         "step_processor_s": [round(turn["none"], 3) for turn in turns],
         "memory_percent": round(memory, 1),
         "all_percent": round(everything, 1),
