@@ -22,7 +22,7 @@ from det_lightning import FaultGuard
 from det_lightning.replay.run import QUIET_TRAINER, quiet_lightning
 
 LAYERS, WIDTH, BATCH = 5, 384, 256
-TURNS, WARM_UP, STEPS = 5, 1, 5
+TURNS, WARM_UP, STEPS = 9, 1, 5
 GUARDS = {
     "none": lambda: [],
     "memory": lambda: [FaultGuard(products_every_n_steps=None)],
