@@ -3,7 +3,8 @@
 Every product is timed against cuBLAS float32 (TF32 off) on the same operands in the same process, by CUDA events,
 medians, after the planner has settled; small ones by replays of a CUDA graph (`ratio`) and by single calls from Python
 (`ratio_eager`), where the host's time shows. The times inside are those of torch's profiler. The result says what ran:
-device, driver, versions, digest of the kernels, commit, date, tests. `streams_on_gpu.py` times what memory bounds.
+device, driver, versions, digest of the kernels, commit, date, tests. Each row is written as it comes, and a part that fails
+leaves the others. `streams_on_gpu.py` times what memory bounds.
 """
 
 import json
@@ -11,7 +12,9 @@ import os
 import subprocess
 import sys
 import tempfile
+import traceback
 import xml.etree.ElementTree as ElementTree
+from collections.abc import Iterator
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -19,7 +22,7 @@ sys.path.insert(0, str(ROOT))
 
 import torch  # noqa: E402
 
-from benchmarks.surroundings import output_of, surroundings  # noqa: E402
+from benchmarks.surroundings import keep, output_of, surroundings  # noqa: E402
 from det_lightning.arithmetic.formats import BFLOAT16, FLOAT32, NB  # noqa: E402
 from det_lightning.kernels import cuda, cuda_compile, cuda_digest, cuda_gemm, cuda_layout, cuda_paths, cuda_planner  # noqa: E402
 from det_lightning.ops.gemm_windowed import add_gemm_windowed, gemm_windowed  # noqa: E402
@@ -165,13 +168,11 @@ def product_row(data: str, batches: int, m: int, k: int, n: int, output: str, bo
     )
     row["tops"] = 2 * batches * m * k * n * moduli / inside / 1e9
     row["bounded_by"] = BOUNDS[site.path]
-    print(json.dumps(row), flush=True)
     return row
 
 
-def float64_rows() -> list[dict]:
+def float64_rows() -> Iterator[dict]:
     """The second engine beside the first, and beside a float64 product of cuBLAS, of which it takes one for three moduli."""
-    rows = []
     for data, size in (("float32", 1024), ("float32", 4096), ("bfloat16", 4096)):
         x, w = operands(data, 1, size, 4096, size)
         x32, w32, x64, w64 = x.float(), w.float(), x.double(), w.double()
@@ -193,14 +194,11 @@ def float64_rows() -> list[dict]:
             row[f"ratio_to_{other}"] = row["float64_engine_ms"] / row[f"{other}_ms"]
         products = 2 * size * 4096 * size * cuda_layout.groups_of(moduli)
         row["tflops"] = products / row["stages_ms"]["residue_gemm_float64"] / 1e9
-        rows.append(row)
-        print(json.dumps(row), flush=True)
-    return rows
+        yield row
 
 
-def windowed_rows() -> list[dict]:
+def windowed_rows() -> Iterator[dict]:
     """Products as digits, against the same product rounded to float32."""
-    rows = []
     for data in ("float32", "bfloat16"):
         x, w = operands(data, 1, 4096, 4096, 4096)
         for _ in range(SETTLING_CALLS):
@@ -216,8 +214,7 @@ def windowed_rows() -> list[dict]:
             row = {"work": f"windowed digits {name}, 4096^3", "data": data, "words": total.words.shape[0]}
             row |= {"ms": median_ms(call), "float32_ms": rounded, "stages_ms": stages(call)}
             row["ratio_to_float32"] = row["ms"] / rounded
-            rows.append(row)
-            print(json.dumps(row), flush=True)
+            yield row
         del total
     x, w = operands("float32", 1, 2048, 4096, 2048)
     digits = torch.zeros((2048, 2048, NB), dtype=torch.int64, device=DEVICE)
@@ -225,45 +222,52 @@ def windowed_rows() -> list[dict]:
         cuda_gemm.add_gemm_digits(digits, x, w)
         torch.cuda.synchronize()
     row = {"work": "add_gemm_digits 2048x4096x2048", "ms": median_ms(lambda: cuda_gemm.add_gemm_digits(digits, x, w))}
-    rows.append(row | {"cublas_float32_ms": median_ms(lambda: x @ w.t())})
-    print(json.dumps(rows[-1]), flush=True)
-    return rows
+    yield row | {"cublas_float32_ms": median_ms(lambda: x @ w.t())}
 
 
-def digest_rows() -> list[dict]:
+def digest_rows() -> Iterator[dict]:
     """Digests of 2^28 elements, as a share of the bandwidth of a copy of the same tensor."""
-    rows = []
     for dtype in (torch.float32, torch.int32, torch.bfloat16, torch.uint8):
         x = (torch.randn(1 << 28, device=DEVICE) * 50).to(dtype)
         copy = torch.empty_like(x)
         bandwidth = 2 * x.nbytes / median_ms(lambda x=x, copy=copy: copy.copy_(x))
         took = median_ms(lambda x=x: cuda_digest.lanes_tensor(x))
         name = str(dtype).removeprefix("torch.")
-        rows.append({"work": f"digest of 2^28 {name}", "ms": took, "share_of_copy": x.nbytes / took / bandwidth})
-        print(json.dumps(rows[-1]), flush=True)
-    return rows
+        yield {"work": f"digest of 2^28 {name}", "ms": took, "share_of_copy": x.nbytes / took / bandwidth}
+
+
+# Those that were measured before first: a kernel that fails may leave the device unusable.
+PARTS = {
+    "products": lambda: (product_row(*case) for case in PRODUCTS),
+    "digits": windowed_rows,
+    "streams": digest_rows,
+    "float64": float64_rows,
+}
 
 
 def main() -> int:
-    target = Path(sys.argv[1])
-    commit = sys.argv[2] if len(sys.argv) > 2 else None
+    words = [word for word in sys.argv[1:] if word != "--no-tests"]
+    target, commit = Path(words[0]), words[1] if len(words) > 1 else None
     torch.backends.cuda.matmul.allow_tf32 = False
     driver = output_of("nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader")
     result = surroundings(torch.cuda.get_device_name(0), commit=commit, driver=driver)
     result["cuda_src"], result["nvrtc"] = cuda_compile.source_digest(), "{}.{}".format(*cuda_compile.nvrtc_version())
     cuda.compile_ahead(0, cuda_paths.variants())
-    parts = {
-        "streams": digest_rows,
-        "float64": float64_rows,
-        "products": lambda: [product_row(*case) for case in PRODUCTS],
-        "digits": windowed_rows,
-    }
+    failed = False
+    for name, rows in PARTS.items():
+        result[name] = []
+        try:
+            for row in rows():
+                result[name].append(row)
+                keep(target, result)
+                print(json.dumps(row), flush=True)
+        except Exception:
+            failed = True
+            traceback.print_exc()
     if "--no-tests" not in sys.argv:
-        parts["tests"] = test_outcomes
-    for name, measure in parts.items():
-        result[name] = measure()
-        target.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
-    return 0
+        result["tests"] = test_outcomes()
+    keep(target, result)
+    return int(failed)
 
 
 if __name__ == "__main__":

@@ -4,7 +4,6 @@
 in a small GPT: agreement on windows, reduce-scatter of their words, division, one rounding, all-gather of float32.
 """
 
-import json
 import sys
 from fractions import Fraction
 from itertools import product
@@ -18,7 +17,7 @@ import torch  # noqa: E402
 import torch.distributed as dist  # noqa: E402
 import torch.multiprocessing as mp  # noqa: E402
 
-from benchmarks.surroundings import RESULTS, output_of, surroundings  # noqa: E402
+from benchmarks.surroundings import RESULTS, keep, output_of, surroundings  # noqa: E402
 from det_lightning.distributed.buckets import BLOCK, bucket_elements_for  # noqa: E402
 from det_lightning.distributed.exchange import Exchange, all_gather, reduce_scatter  # noqa: E402
 from det_lightning.distributed.waiting import wait  # noqa: E402
@@ -108,12 +107,13 @@ def profile(exchange: Exchange, buckets: list[tuple], gradients: list) -> None:
         print(found.key_averages().table(sort_by=order, row_limit=14, max_name_column_width=60), flush=True)
 
 
-def measure(rank: int, world: int, port: int, profiled: bool, answers) -> None:
+def measure(rank: int, world: int, port: int, profiled: bool, result: dict) -> None:
+    """Rank 0 writes the result after each row."""
     torch.cuda.set_device(rank)
     device = torch.device("cuda", rank)
     dist.init_process_group("nccl", f"tcp://127.0.0.1:{port}", rank=rank, world_size=world, device_id=device)
     plain = torch.randn(ELEMENTS, device="cuda")
-    exchange, rows = Exchange(), []
+    exchange, rows = Exchange(), result["rows"]
     for words, elements in product((3, 4), (bucket_elements_for(device), 8 << 20)):
         generator = torch.Generator("cuda").manual_seed(rank)
         buckets = [random_bucket(exchange, elements, words, generator) for _ in range(ELEMENTS // elements)]
@@ -143,26 +143,26 @@ def measure(rank: int, world: int, port: int, profiled: bool, answers) -> None:
                 "target": {3: 2.5, 4: 3.2}[words],
             }
         )
+        if rank == 0:
+            keep(RESULTS / "reducer-on-gpus.json", result)
+            row = rows[-1]
+            print(
+                f"{row['work']}: {row['ratio']} x {row['against']} ({row['ours_ms']} ms; aim {row['target']})",
+                flush=True,
+            )
     dist.destroy_process_group()
-    if rank == 0:
-        answers.put(rows)
 
 
 def main() -> int:
     words = [word for word in sys.argv[1:] if word != "--profile"]
     world = torch.cuda.device_count()
-    answers = mp.get_context("spawn").SimpleQueue()
-    mp.spawn(measure, (world, free_port(), "--profile" in sys.argv, answers), nprocs=world)
     driver = output_of("nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader").splitlines()
     result = surroundings(
         f"{world} x {torch.cuda.get_device_name(0)}",
         commit=words[0] if words else None,
         driver=driver[0] if driver else "unknown",
     )
-    result["rows"] = answers.get()
-    (RESULTS / "reducer-on-gpus.json").write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
-    for row in result["rows"]:
-        print(f"{row['work']}: {row['ratio']} x {row['against']} ({row['ours_ms']} ms; aim {row['target']})")
+    mp.spawn(measure, (world, free_port(), "--profile" in sys.argv, result | {"rows": []}), nprocs=world)
     return 0
 
 

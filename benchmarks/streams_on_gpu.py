@@ -4,7 +4,6 @@ Functions of one variable, their gradients, sums, scatter and windowed digits, e
 1 GiB in the same process (bytes read and written over time). CUDA events, medians of nine, float32 unless said.
 """
 
-import json
 import sys
 from functools import partial
 from pathlib import Path
@@ -14,7 +13,7 @@ sys.path.insert(0, str(ROOT))
 
 import torch  # noqa: E402
 
-from benchmarks.surroundings import output_of, surroundings  # noqa: E402
+from benchmarks.surroundings import keep, output_of, surroundings  # noqa: E402
 from det_lightning.arithmetic.elementary import DERIVATIVES, FUNCTIONS  # noqa: E402
 from det_lightning.arithmetic.formats import BFLOAT16, FLOAT32  # noqa: E402
 from det_lightning.kernels import (  # noqa: E402
@@ -116,7 +115,7 @@ def main() -> int:
             share = size / (took * 1e-3) / bandwidth
             result["rows"].append({"work": name, "ms": took, "share_of_copy": share, "aim": aim})
             print(f"{name:38} {took:8.3f} ms {100 * share:5.1f} %", flush=True)
-    Path(sys.argv[1]).write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+            keep(Path(sys.argv[1]), result)
     return 0
 
 

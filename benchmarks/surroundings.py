@@ -1,6 +1,7 @@
 """Where and with what a result was measured: the part that every file under results/ begins with."""
 
 import datetime
+import json
 import os
 import platform
 import subprocess
@@ -8,7 +9,9 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
-RESULTS = ROOT / "benchmarks" / "results"
+RESULTS = Path(os.environ.get("BENCHMARK_RESULTS") or ROOT / "benchmarks" / "results")
+"""Elsewhere for a machine that gives back one folder alone."""
+
 _PACKAGES = ("torch", "lightning", "numpy", "numba", "scikit-learn", "nvidia-cuda-nvrtc")
 
 
@@ -32,6 +35,13 @@ def surroundings(device: str, *, commit: str | None = None, **more: str | int) -
         "versions": {name: found for name in _PACKAGES if (found := _version(name))},
         **more,
     }
+
+
+def keep(path: Path, result: dict) -> None:
+    """Write a result as far as it is known: called after each row, so that a run that is ended keeps what it measured."""
+    aside = path.with_name(f".{path.name}")
+    aside.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+    os.replace(aside, path)
 
 
 def processor() -> str:

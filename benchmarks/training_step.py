@@ -4,7 +4,6 @@
 perceptron with AdamW, one device, batches that fill it; medians over steps after a warm-up.
 """
 
-import json
 import sys
 import time
 from pathlib import Path
@@ -18,7 +17,7 @@ from lightning.pytorch import Callback, LightningModule, Trainer  # noqa: E402
 from torch.utils.data import DataLoader, TensorDataset  # noqa: E402
 
 import det_lightning  # noqa: E402, F401 - registers the strategy
-from benchmarks.surroundings import RESULTS, output_of, processor, surroundings  # noqa: E402
+from benchmarks.surroundings import RESULTS, keep, output_of, processor, surroundings  # noqa: E402
 from det_lightning.replay.run import QUIET_TRAINER, quiet_lightning  # noqa: E402
 
 GPU = torch.cuda.is_available()
@@ -77,7 +76,10 @@ def main() -> int:
     words = [word for word in sys.argv[1:] if word != "--profile"]
     torch.backends.cuda.matmul.allow_tf32 = False
     quiet_lightning()
-    rows = []
+    device = torch.cuda.get_device_name(0) if GPU else processor()
+    driver = {"driver": output_of("nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader").split("\n")[0]}
+    result = surroundings(device, commit=words[0] if words else None, **(driver if GPU else {}))
+    rows = result["rows"] = []
     for accumulate in (1, 4):
         stock, ours = step_seconds("auto", accumulate), step_seconds("det", accumulate)
         parameters = sum(parameter.numel() for parameter in Perceptron().parameters())
@@ -92,6 +94,7 @@ def main() -> int:
                 "memory_GB": round(torch.cuda.max_memory_allocated() / 1e9, 1) if GPU else None,
             }
         )
+        keep(RESULTS / f"training-step-{'gpu' if GPU else 'cpu'}.json", result)
         print(f"{rows[-1]['work']}: {rows[-1]['ratio']} x ({rows[-1]['ours_ms']} ms)", flush=True)
     if "--profile" in sys.argv:
         activity = torch.profiler.ProfilerActivity
@@ -99,12 +102,6 @@ def main() -> int:
         step_seconds("det", 1, profiler)
         for order in ("self_cuda_time_total", "self_cpu_time_total") if GPU else ("self_cpu_time_total",):
             print(profiler.key_averages().table(sort_by=order, row_limit=25, max_name_column_width=60), flush=True)
-    device = torch.cuda.get_device_name(0) if GPU else processor()
-    driver = {"driver": output_of("nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader").split("\n")[0]}
-    result = surroundings(device, commit=words[0] if words else None, **(driver if GPU else {}))
-    result["rows"] = rows
-    name = "training-step-gpu.json" if GPU else "training-step-cpu.json"
-    (RESULTS / name).write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
     return 0
 
 

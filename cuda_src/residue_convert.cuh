@@ -147,8 +147,9 @@ __device__ __forceinline__ void convert(const Operand& o, int team, int64 first_
     uint32 lanes = __ballot_sync(ALL_LANES, exists);
     int longest = 0;
     for (int c = lane; c < chunks; c += team) {
+        int8* to = place.of(c);
         if (!NORMS && c >= filled) {
-            clear_chunk(place, c);
+            clear_chunk(place, to);
             continue;
         }
         if (chunks > team) load_chunk(from, o.format, static_cast<int64>(c) * CHUNK, o.depth, bits);
@@ -159,7 +160,7 @@ __device__ __forceinline__ void convert(const Operand& o, int team, int64 first_
             integer_of(finite ? static_cast<double>(__uint_as_float(bits[v])) : 0.0, scale, low[v], high[v], cut_here);
         cut += cut_here;
         if (NAMED && cut_here != 0.0) name_rests(rests, c * CHUNK, bits, scale);
-        store_chunk<NORMS>(place, c, low, high, o.constants, team, lanes, longest);
+        store_chunk<NORMS>(place, to, low, high, o.constants, team, lanes, longest);
     }
     auto sum_upwards = [](float a, float b) { return __fadd_ru(a, b); };
     float cut_off = over_lanes(__double2float_ru(cut * (1.0 + 0x1p-20)), min(team, 32), sum_upwards);

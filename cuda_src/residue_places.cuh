@@ -64,50 +64,50 @@ struct InBlocks {
 
 // Where the float64 residues of a row go (see residue_float64.cuh).
 struct InFloat64Blocks {
-    char* row;
+    int8* row;
     int64 plane_bytes;
     int64 chunks;
     int swizzle;
     __device__ InFloat64Blocks(const Operand& o, int64 padded_row, int64 depth_blocks)
-        : row(reinterpret_cast<char*>(o.residues) + padded_row / BLOCK * depth_blocks * BLOCK_BYTES + padded_row % BLOCK * BLOCK),
+        : row(o.residues + padded_row / BLOCK * depth_blocks * BLOCK_BYTES + padded_row % BLOCK * BLOCK),
           plane_bytes(o.batches * o.padded_rows * depth_blocks * BLOCK),
           chunks(depth_blocks),
           swizzle(float64_chunk(static_cast<int>(padded_row % 2), 0)) {}
-    __device__ char* of(int c) const { return row + static_cast<int64>(c) * BLOCK_BYTES; }
+    __device__ int8* of(int c) const { return row + static_cast<int64>(c) * BLOCK_BYTES; }
 };
 
-// Zeros for the terms of a chunk beyond the row's end.
+// Zeros for the terms of the chunk at `to`, beyond the row's end.
 template <class Place>
-__device__ __forceinline__ void clear_chunk(const Place& place, int c) {
+__device__ __forceinline__ void clear_chunk(const Place& place, int8* to) {
 #pragma unroll 1
-    for (int i = 0; i < MODULI; i++)
-        *reinterpret_cast<uint4*>(place.of(c) + i * place.plane_bytes) = make_uint4(0, 0, 0, 0);
+    for (int i = 0; i < MODULI; i++) *reinterpret_cast<uint4*>(to + i * place.plane_bytes) = make_uint4(0, 0, 0, 0);
 }
 
-__device__ __forceinline__ void clear_chunk(const InFloat64Blocks&, int) {}  // a block has the terms of one chunk
+__device__ __forceinline__ void clear_chunk(const InFloat64Blocks&, int8*) {}  // a block has the terms of one chunk
 
-// The residues of a chunk of integers, in all planes (see store_residues).
+// The residues of the chunk of integers at `to`, in all planes (see store_residues).
 template <bool NORMS, class Place>
 __device__ __forceinline__ void store_chunk(
-    const Place& place, int c, const uint32 (&low)[CHUNK], const uint32 (&high)[CHUNK], int first, int team, uint32 lanes,
+    const Place& place, int8* to, const uint32 (&low)[CHUNK], const uint32 (&high)[CHUNK], int first, int team, uint32 lanes,
     int& longest
 ) {
-    store_residues<NORMS>(low, high, first, place.of(c), place.plane_bytes, team, lanes, longest);
+    store_residues<NORMS>(low, high, first, to, place.plane_bytes, team, lanes, longest);
 }
 
 template <bool NORMS>
 __device__ __forceinline__ void store_chunk(
-    const InFloat64Blocks& place, int c, const uint32 (&low)[CHUNK], const uint32 (&high)[CHUNK], int first, int, uint32, int&
+    const InFloat64Blocks& place, int8* to, const uint32 (&low)[CHUNK], const uint32 (&high)[CHUNK], int first, int, uint32,
+    int&
 ) {
     static_assert(!NORMS && CHUNK == TERMS_A_BLOCK);
 #pragma unroll 1
-    for (int g = 0; g < GROUPS; g++) {
-        double2* to = reinterpret_cast<double2*>(place.of(c) + g * place.plane_bytes);
+    for (int g = 0; g < GROUPS; g++, to += place.plane_bytes) {
+        double2* pairs = reinterpret_cast<double2*>(to);
         const GroupConstants& constants = group_constants.of[g];
         bool folded = first != 0;
 #pragma unroll
         for (int v = 0; v < CHUNK; v += 2)
-            to[v / 2 ^ place.swizzle] = make_double2(float64_residue(low[v], high[v], constants, folded),
-                                                     float64_residue(low[v + 1], high[v + 1], constants, folded));
+            pairs[v / 2 ^ place.swizzle] = make_double2(float64_residue(low[v], high[v], constants, folded),
+                                                        float64_residue(low[v + 1], high[v + 1], constants, folded));
     }
 }

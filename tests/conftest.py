@@ -2,12 +2,15 @@
 
 import os
 
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 
 # Two threads everywhere, also in child processes: enough to see a race, the same on every machine.
 for variable in ("OMP_NUM_THREADS", "MKL_NUM_THREADS"):
     os.environ.setdefault(variable, "2")
 
-# The first example pays for compiling kernels, so there is no deadline; the same examples come on every run.
-settings.register_profile("det_lightning", deadline=None, derandomize=True)
+# The first example pays for compiling kernels, and a machine may be busy: nothing is judged by the clock. The same examples
+# come on every run.
+settings.register_profile(
+    "det_lightning", deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow]
+)
 settings.load_profile("det_lightning")

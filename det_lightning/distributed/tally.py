@@ -63,9 +63,10 @@ class Tally:
         if any(count * squares != total * total for count, total, squares in (numbers[:3], numbers[3:6])):
             raise UncoveredError(
                 "the micro-batches of one step made their losses unlike: of other means, with other constants or functions "
-                "of parameters, or of means whose numbers of items are equal in one and unlike in another. A constant that "
-                "depends on the size of the batch is such a case. Every micro-batch must make its loss alike; items that do "
-                "not count belong into the mask of det_lightning.exact_mean(values, mask)."
+                "of parameters, or of means whose numbers of items are equal in one and unlike in another. A number that "
+                "depends on the size of the batch, on what is in it or on batch_idx is such a case, wherever it enters. "
+                "Every micro-batch must make its loss alike; items that do not count belong into the mask of "
+                "det_lightning.exact_mean(values, mask)."
             )
 
     def denominator(self, place: int, *, total: bool) -> Fraction:

@@ -127,10 +127,16 @@ def cubin_path(source: Path, target: str, defines: Mapping[str, int]) -> Path:
 
 
 def compile_ahead(device_index: int, variants: Iterable[tuple[Path, Mapping[str, int]]]) -> None:
-    """Have the cubins of (source, macros) on disk, compiled on all processors."""
+    """Have the cubins of (source, macros) on disk, compiled on all processors; sources for other devices are left out."""
+
+    def compiled(source: Path, defines: Mapping[str, int]) -> None:
+        target, named = architecture(source, device_index), cuda_compile.named_architectures(source)
+        if target in named or not all(name.endswith("a") for name in named):
+            cubin_path(source, target, defines)
+
     # NVRTC runs outside the interpreter's lock.
     with ThreadPoolExecutor(os.cpu_count()) as pool:
-        list(pool.map(lambda one: cubin_path(one[0], architecture(one[0], device_index), one[1]), variants))
+        list(pool.map(lambda one: compiled(*one), variants))
 
 
 @functools.cache

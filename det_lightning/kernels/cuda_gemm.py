@@ -13,18 +13,21 @@ import torch
 
 from ..arithmetic.formats import NB, Format
 from ..errors import InputError
-from . import cuda_planner
+from . import cuda_planner, cuda_reduction
 from .cuda import DTYPES, FORMAT_CODES, launch, plain
 from .cuda_engine import ENGINES, engine_of
-from .cuda_layout import Sizes, ceil_div
+from .cuda_layout import Sizes, ceil_div, most_terms
 from .cuda_paths import Form, Prepared, path_of, prepare
 
 WORKSPACE_BYTES = 1 << 30
-"""Scratch memory of one product; larger ones are cut into tiles."""
+"""Scratch memory of one product; larger ones are cut into tiles, and into parts of the terms."""
 
 _LONG_THREADS = 128
 _FEWEST_PRODUCTS = 1 << 15
 """Smaller products take the long accumulator."""
+
+_FEWEST_TERMS = 1 << 16
+"""A product of so many terms is not cut into parts of them."""
 
 _MOST_SITES = 1024
 """Prepared call sites a thread keeps."""
@@ -170,6 +173,8 @@ def gemm(
         bias = plain(bias).contiguous()
     if _takes_residues(x, w, engine):
         x, w = in_rows(x), in_rows(w)
+        if _terms_a_part(x, engine, workspace_bytes) < x.shape[-1]:
+            return _by_digits(x, w, bias, form, engine, moduli, workspace_bytes, out)
         site = _site_of(x, w, bias, form.name, workspace_bytes, path, engine)
         site.run(x, w, 0 if bias is None else bias.data_ptr(), out.data_ptr(), moduli)
     elif out.numel():
@@ -180,6 +185,40 @@ def gemm(
                 one_x.data_ptr(), FORMAT_CODES[x.dtype], one_w.data_ptr(), FORMAT_CODES[w.dtype], bias_at, bias_code,
                 one_out.data_ptr(), FORMAT_CODES[out.dtype], *one_out.shape, x.shape[-1],
             )  # fmt: skip
+    return out
+
+
+def _terms_a_part(x: torch.Tensor, engine: str, workspace_bytes: int) -> int:
+    """As many terms as keep the smallest tile within `workspace_bytes`, by the usual number of moduli."""
+    terms = x.shape[-1]
+    if terms <= _FEWEST_TERMS:
+        return terms
+    if engine == "auto":
+        engine = engine_of(x.get_device())
+    return max(_FEWEST_TERMS, most_terms(engine, workspace_bytes))
+
+
+def _by_digits(
+    x: torch.Tensor,
+    w: torch.Tensor,
+    bias: torch.Tensor | None,
+    form: Format,
+    engine: str,
+    moduli: int | None,
+    workspace_bytes: int,
+    out: torch.Tensor,
+) -> torch.Tensor:
+    """A product of very many terms: the digits of some rows at a time, which parts of the terms are added to."""
+    columns = w.shape[-2]
+    height = max(1, workspace_bytes // (8 * NB * columns))
+    for b, one_out in enumerate(out if out.dim() == 3 else out.unsqueeze(0)):
+        one_x, one_w = (x[b], w[b]) if x.dim() == 3 else (x, w)
+        for rows, rounded in zip(one_x.split(height), one_out.split(height), strict=True):
+            digits = torch.zeros((rows.shape[0], columns, NB), dtype=torch.int64, device=x.device)
+            if bias is not None:
+                digits += cuda_reduction.sum_states(bias.view(1, 1, -1))
+            add_gemm_digits(digits, rows, one_w, engine, moduli=moduli, workspace_bytes=workspace_bytes)
+            rounded.copy_(cuda_reduction.finalize(cuda_reduction.normalise(digits), form, 1))
     return out
 
 
@@ -203,6 +242,14 @@ def add_gemm_digits(
     _check_engine(engine)
     if _takes_residues(x, w, engine):
         x, w = in_rows(x), in_rows(w)
+        terms = _terms_a_part(x, engine, workspace_bytes)
+        if terms < x.shape[1]:
+            for of_x, of_w in zip(x.split(terms, 1), w.split(terms, 1), strict=True):
+                cuda_reduction.normalise(
+                    digits
+                )  # a digit of a canonical state is below 2^32, so all parts move it by less
+                add_gemm_digits(digits, of_x, of_w, engine, moduli=moduli, workspace_bytes=workspace_bytes)
+            return
         site = _site_of(x, w, None, "digits", workspace_bytes, "steps", engine)
         site.run(x, w, 0, digits.data_ptr(), moduli)
     elif digits.numel() and x.shape[1]:

@@ -13,6 +13,8 @@ MODULI = (256, 255, 253, 251, 247, 241, 239, 233, 229, 227, 223, 217, 211, 199, 
 BLOCK = 128
 """Rows, and terms, of a block of residues."""
 
+USUAL_MODULI = 12
+
 LIST_SIZE = 1 << 18
 """Undecided elements that are listed; beyond them, their flags are searched."""
 
@@ -198,6 +200,12 @@ def tiles_of(sizes: Sizes, bytes_of: Callable[[Sizes], int], workspace_bytes: in
         for i, rows in _parts(sizes.rows, height)
         for j, columns in _parts(sizes.columns, width)
     ]
+
+
+def most_terms(engine: str, workspace_bytes: int) -> int:
+    """Of a product whose smallest tile keeps its residues within `workspace_bytes`, by the usual number of moduli."""
+    bytes_a_residue = 8 * groups_of(USUAL_MODULI) if engine == "float64" else USUAL_MODULI
+    return workspace_bytes // (bytes_a_residue * 2 * _SMALLEST) // BLOCK * BLOCK
 
 
 def _height_and_width(sizes: Sizes, bytes_of: Callable[[Sizes], int], workspace_bytes: int) -> tuple[int, int]:

@@ -21,6 +21,7 @@ from .cuda_layout import (
     CHANGING,
     CONVERT_THREADS,
     LIST_SIZE,
+    USUAL_MODULI,
     Layout,
     Sizes,
     Tile,
@@ -59,7 +60,6 @@ _LONGEST_SHORT = 128
 _FEWEST_SHORT = 1 << 17
 """Results; fewer do not fill a device with tiles of 128 rows."""
 
-_USUAL_MODULI = 12
 _REST_BYTES = 32
 """Of Rests of `cuda_src/residue_rows.cuh`."""
 
@@ -102,7 +102,7 @@ def path_of(device_index: int, sizes: Sizes, form: Form) -> str:
     if form.out == "digits":
         return "steps"
     results = sizes.batches * sizes.rows * sizes.columns
-    if form.bias_code < 0 and results >= _FEWEST_SHORT and _fits_short(device_index, _USUAL_MODULI, sizes):
+    if form.bias_code < 0 and results >= _FEWEST_SHORT and _fits_short(device_index, USUAL_MODULI, sizes):
         return "short"
     if results * sizes.terms <= _MOST_WHOLE and most_shared_bytes(device_index) >= _WHOLE_SHARED_BYTES:
         return "whole"

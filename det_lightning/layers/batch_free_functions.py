@@ -27,6 +27,8 @@ _ELEMENTARY = {
 }
 _STOCK = frozenset("neg abs rdiv clamp clip clamp_min clamp_max".split())
 _PRODUCTS = frozenset("matmul mm bmm mv dot".split())
+# What moves bits or rounds once is the same with a gradient and without.
+STOCK_ON_CONSTANTS = MOVES | APART | ARITHMETIC.keys() | _STOCK
 
 
 def function_of(name: str, func: Callable, args: tuple, kwargs: dict, *, moved: bool) -> Callable | None:

@@ -40,7 +40,8 @@ class CallRules:
         Args:
             with_gradient: an operand carries a gradient.
         """
-        if name in MOVES or (name in MOVES_WITHOUT_GRADIENT and not with_gradient):
+        carried = getattr(result, "requires_grad", with_gradient)  # expand_as takes only the shape of its other operand
+        if name in MOVES or (name in MOVES_WITHOUT_GRADIENT and not carried):
             return
         if name == "getitem" and is_basic_index(args[1]):
             return

@@ -88,7 +88,7 @@ class FunctionMode(TorchFunctionMode):
         refusal = self.refusal = self.names.refusal
         self.batch_free = BatchFree(model, samples, elder)
         self.meetings = Meetings(self.batch_free, sink, samples, self.names.name_of, refusal)
-        self.terms = LossTerms(samples, self.batch_free)
+        self.terms = LossTerms(samples, self.batch_free, self.batch_free.is_constant)
         self.rules = CallRules(self.batch_free.is_constant, samples, refusal)
         self.sample_places = SamplePlaces(samples, self.batch_free.holds_none)
         self.linear_calls = LinearCalls(self.batch_free, self.meetings, self.terms, sink, samples, refusal)
@@ -134,7 +134,10 @@ class FunctionMode(TorchFunctionMode):
             return func(*args, **kwargs)
         name = name_of_call(func)
         operands = [value for value in flat((args, kwargs)) if isinstance(value, Tensor)]
+        of_means = self.strict and self.terms.hold_mean(operands)  # whose constants show in the loss's value
         result = self._call(func, name, args, kwargs, operands)
+        if self.strict and not of_means:
+            self.terms.numbers.follow(name, args, kwargs, operands, result)
         if self.strict and self.sample_places.follow(name, args, kwargs, operands, result):
             made = [value for value in flat(result) if isinstance(value, Tensor)]
             if any(value.requires_grad for value in made):
@@ -160,6 +163,11 @@ class FunctionMode(TorchFunctionMode):
             if not covered:
                 raise self.refusal(f"{name} applied to the parameter {self.names.name_of(parameter)}", _PENALTIES)
             return result
+        if self.strict and not with_gradient:
+            constant, result = self.batch_free.constant(name, func, args, kwargs, operands)
+            product = result if constant else self.linear_calls.product(name, args)
+            if product is not None:
+                return product
         replacement = self._replacements.get(func)
         if replacement is not None:
             try:

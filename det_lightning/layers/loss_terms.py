@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from det_lightning.errors import UncoveredError
+from det_lightning.layers.batch_free_functions import in_place
 from det_lightning.layers.call_names import DIVISIONS
 from det_lightning.layers.loss_calls import Items, count_digits
 from det_lightning.layers.loss_graph import check_step, name_of, steps_below
@@ -26,6 +27,7 @@ STATISTIC = (
     "into micro-batches. It may be logged; for the loss or a buffer, compute it in the data set or before training."
 )
 _IDENTITIES = frozenset("clone squeeze view reshape contiguous positive alias float double to type detach data".split())
+_CONSTANTS = (torch.float32, torch.bfloat16)
 _ADDITIONS = frozenset("add radd iadd sub isub rsub subtract".split())
 
 
@@ -35,16 +37,22 @@ class LossTerms:
     Args:
         samples: of the micro-batch.
         batch_free: says whether a tensor depends on parameters alone.
+        is_constant: says whether it is made of buffers and frozen parameters alone.
     """
 
-    def __init__(self, samples: int = 1, batch_free: Callable[[Tensor], bool] = lambda tensor: False):
-        self.samples, self._batch_free = samples, batch_free
+    def __init__(
+        self,
+        samples: int = 1,
+        batch_free: Callable[[Tensor], bool] = lambda tensor: False,
+        is_constant: Callable[[Tensor], bool] = lambda tensor: False,
+    ):
+        self.samples, self._batch_free, self._is_constant = samples, batch_free, is_constant
         self.means: list[Mean] = []
         self._tensors: list[Tensor] = []  # per mean its tensor, with graph
         self._terms: dict[object, Term] = {}  # autograd node -> term; the node's identity is the key
         self._statistics: dict[int, tuple[Tensor, Term | None]] = {}  # by identity: made of means, without gradient
         self._holds: list[Tensor] = []  # whose identity is in a key
-        self.numbers = LossNumbers(samples)
+        self.numbers = LossNumbers(samples, is_constant)
 
     def record_items(self, items: Items) -> Tensor:
         """The mean or sum of items, a tensor without dimensions; its gradient is not divided."""
@@ -119,7 +127,10 @@ class LossTerms:
         terms = {key: term for key, (term, carries) in among.items() if carries or not with_gradient}
         if not terms:
             return False
-        term = self._combined(name, func, args, kwargs, terms) if isinstance(result, Tensor) else None
+        # An operation in place would change the constant.
+        constants = with_gradient and not (in_place(func) and id(args[0]) not in terms)
+        combined = isinstance(result, Tensor)
+        term = self._combined(name, func, args, kwargs, terms, constants=constants) if combined else None
         if term is None:
             if with_gradient:
                 raise _nonlinear(name, args)
@@ -131,12 +142,14 @@ class LossTerms:
             self._statistics[id(result)] = (result, term)
         return True
 
-    def _combined(self, name: str, func: Callable, args: tuple, kwargs: dict, terms: dict[int, Term]) -> Term | None:
+    def _combined(
+        self, name: str, func: Callable, args: tuple, kwargs: dict, terms: dict[int, Term], *, constants: bool
+    ) -> Term | None:
         parts: list[Any] = []
         for value in args:
             part = terms.get(id(value))
-            if part is None and isinstance(value, Tensor) and value.dim() == 0 and self._batch_free(value):
-                part = _penalty(value)
+            if part is None and isinstance(value, Tensor) and value.dim() == 0:
+                part = self._without_samples(value, constants=constants)
             parts.append(part)
         found = [part for part in parts if part]
         plain = not kwargs and all(p or isinstance(v, (int, float)) for p, v in zip(parts, args, strict=True))
@@ -152,6 +165,15 @@ class LossTerms:
 
         places = frozenset().union(*(part.places for part in found))
         return Term(places, evaluate, any(part.penalties for part in found))
+
+    def _without_samples(self, value: Tensor, *, constants: bool) -> Term | None:
+        """A penalty on parameters, or what it is where they are frozen: a constant."""
+        if self._batch_free(value):
+            return Term(frozenset(), lambda means, attached: value if attached else value.detach(), True)
+        if constants and value.dtype in _CONSTANTS and self._is_constant(value):
+            number = value.detach().clone()  # whatever becomes of a buffer later
+            return Term(frozenset(), lambda means, attached: number)
+        return None
 
     def _refuse_local_numbers(self, name: str, args: tuple, terms: dict[int, Term]) -> None:
         """A sum divided by the number of samples at hand is a mean of means, whose value depends on the cut."""
@@ -235,18 +257,20 @@ class LossTerms:
         return None if value.grad_fn is None else self._terms.get(value.grad_fn)
 
 
-def _penalty(value: Tensor) -> Term:
-    return Term(frozenset(), lambda means, attached: value if attached else value.detach(), True)
-
-
 def _nonlinear(name: str, operands: tuple) -> UncoveredError:
     if name in DIVISIONS and len(operands) == 2 and all(isinstance(value, Tensor) for value in operands):
         return UncoveredError(
             f"{name} is applied to a mean or sum over the batch and a tensor: the number of items to divide by is the "
             f"one over the global batch. Write det_lightning.exact_mean(values, mask), mask true where an item counts."
         )
+    if name in _ADDITIONS:
+        return UncoveredError(
+            f"{name} is applied to a mean over the batch and a tensor that is not one. Covered are sums of means times "
+            f"numbers, buffers, and penalties on parameters alone; under Fabric a penalty is computed in the model's "
+            f"forward. Of values of samples take the mean or the sum first."
+        )
     return UncoveredError(
         f"{name} is applied to a mean over the batch: the loss is then not linear in it, so the division by the number "
-        f"of items cannot wait for the exact sum over the global batch. Only means times constants and sums of means "
+        f"of items cannot wait for the exact sum over the global batch. Only means times numbers and sums of means "
         f"are covered; apply {name} to the per-item values before the mean."
     )

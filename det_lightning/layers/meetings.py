@@ -116,7 +116,9 @@ class Meetings:
         if kwargs.get("alpha", 1) != 1 or kwargs.get("rounding_mode") is not None:
             return None
         free = [value.requires_grad and self._batch_free(value) for value in args]
-        if not any(free) or (in_place(func) and free[0]):
+        if in_place(func) and (free[0] or not any(free)):
+            return None
+        if not any(free) and not self._is_spread_by_a_constant(args):
             return None
         shape = torch.broadcast_shapes(args[0].shape, args[1].shape)
         for side in (0, 1):
@@ -155,13 +157,24 @@ class Meetings:
         place = self.place(tensor)
         return broadcast.expand(tensor if place is None else place.leaf, shape, place=place)
 
+    def _is_spread_by_a_constant(self, args: tuple) -> bool:
+        """Whether samples are spread by a constant: by a parameter that is frozen now, as they were while it was trained."""
+        for value, other in (args, args[::-1]):
+            if value.requires_grad and other.is_floating_point() and self._batch_free.is_constant(other):
+                shape = torch.broadcast_shapes(value.shape, other.shape)
+                return value.shape != shape and not self._lacking(value, shape)
+        return False
+
+    def _lacking(self, tensor: Tensor, shape: torch.Size) -> bool:
+        """Whether it has not got the dimension of the samples, to which it is spread."""
+        return bool(shape) and shape[0] == self._samples > 1 and (tensor.dim() < len(shape) or tensor.shape[0] == 1)
+
     def _check(self, name: str, tensor: Tensor, other: Tensor, shape: torch.Size) -> None:
         if self._samples == 1 or not shape:
             return
-        lacking = shape[0] == self._samples and (other.dim() < len(shape) or other.shape[0] == 1)
         per_sample = tensor.numel() > 1 and tensor.dim() == len(shape)
         per_sample = per_sample and (tensor.shape == shape or tensor.shape[0] == shape[0] == self._samples)
-        if lacking or per_sample:
+        if self._lacking(other, shape) or per_sample:
             names = ", ".join(map(self._name_of, self._batch_free.parameters_below(tensor)))
             raise self._refusal(
                 f"{name} of the parameter {names} of shape {list(tensor.shape)} and a tensor of shape {list(other.shape)}",

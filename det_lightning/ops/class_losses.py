@@ -87,7 +87,7 @@ def class_items(
         derivative = chosen_weight.unsqueeze(1) * (probability - one_hot)
         if label_smoothing:
             keep, share = _number(1.0 - label_smoothing, values), _number(label_smoothing / x.shape[1], values)
-            weights = torch.ones_like(values[0]) if weight is None else weight
+            weights = values.new_ones(x.shape[1]) if weight is None else weight
             spread = det_dot(surprise, weights) if weight is not None else det_sum(surprise, dim=1)
             items = keep * items + share * spread
             derivative = keep * derivative + share * (probability * det_sum(weights) - weights)

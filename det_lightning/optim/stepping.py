@@ -86,4 +86,4 @@ def step_optimizer(optimizer: Optimizer) -> None:
 
 
 def _known() -> str:
-    return ", ".join(sorted(f"{cls.__module__.rpartition('.')[0]}.{cls.__name__}" for cls in STEPS))
+    return ", ".join(sorted(f"torch.optim.{cls.__name__}" for cls in STEPS))

@@ -11,10 +11,10 @@ from torch import Tensor
 from torch.utils.data import DataLoader, IterableDataset
 
 from det_lightning.distributed.declared_stream import StreamOrder
-from det_lightning.distributed.listed_order import Listing, listed_order
+from det_lightning.distributed.listed_order import ListedOrder, Listing, listed_order
 from det_lightning.distributed.sample_order import SampleOrder, Slice
 from det_lightning.distributed.slice_loader import SliceLoader, SliceSampler, check_loader, is_shuffled, own_sampler
-from det_lightning.errors import UncoveredError
+from det_lightning.errors import InputError, UncoveredError
 from det_lightning.ledger.digest import value_digest
 from det_lightning.strategies.accumulation import Accumulation, accumulation_of, follow
 from det_lightning.strategies.resume import Stamp, lasting
@@ -198,29 +198,65 @@ def check_fetching(trainer: Any) -> None:
         )
 
 
-def evaluation_loader(loader: object, *, world_size: int, rank: int, stand_ins: bool = True) -> DataLoader:
+def evaluation_loader(
+    loader: object, *, world_size: int, rank: int, stand_ins: bool = True, part: float = 1.0
+) -> DataLoader:
     """Each sample exactly once over all ranks; with `stand_ins`, a rank without samples gets the batch's first, which is to
     count for nothing.
 
     With drop_last the samples that fill no batch of the loader are left out, the same ones at every world size.
+
+    Args:
+        part: the fraction of the samples, or of a batch sampler's batches, that is shown: the first ones of the order.
+
+    Raises:
+        InputError: that is not a single one.
     """
     if not isinstance(loader, DataLoader):
         raise UncoveredError(f'strategy="det" evaluates on torch.utils.data.DataLoader, got {type(loader).__name__}.')
     check_loader(loader)
     own = own_sampler(loader)
-    samples = len(loader.dataset)
-    if own is None and samples < (loader.batch_size if loader.drop_last else 1):
+    if own is None and len(loader.dataset) < (loader.batch_size if loader.drop_last else 1):
         return loader  # without a batch, as it is
+    size = None if loader.batch_size is None else world_size * loader.batch_size
     if own is not None:
         listing = Listing(own[0], batched=own[1], seed=0, told=(loader.sampler,))
-        size = None if loader.batch_size is None else world_size * loader.batch_size
-        order = listed_order(listing, global_batch=size, drop_last=loader.drop_last, most_steps=None, arrangement=None)
+        order = listed_order(listing, global_batch=size, drop_last=False, most_steps=None, arrangement=None)
     else:
-        order = _kind_of_order(loader)(
-            samples=samples - samples % loader.batch_size if loader.drop_last else samples,
-            global_batch=world_size * loader.batch_size,
-            shuffle=is_shuffled(loader),
-        )
+        order = _kind_of_order(loader)(samples=len(loader.dataset), global_batch=size, shuffle=is_shuffled(loader))
     check_same(order)
-    sampler = SliceSampler(order, world_size=world_size, rank=rank, accumulate=1, stand_ins=stand_ins)
+    sampler = SliceSampler(
+        _part_of(order, loader, part), world_size=world_size, rank=rank, accumulate=1, stand_ins=stand_ins
+    )
     return SliceLoader(loader, sampler)
+
+
+def _part_of(order: SampleOrder, loader: DataLoader, part: float) -> SampleOrder:
+    """The first samples of an evaluation's order: without those that drop_last leaves out, and of these the part."""
+    batches = loader.batch_size is None
+    whole = order.steps if batches else order.samples - (order.samples % loader.batch_size if loader.drop_last else 0)
+    kept = int(whole * part)
+    if kept == 0 < whole:
+        raise InputError(
+            f"limit_val_batches or limit_test_batches={part} of {whole} {'batches' if batches else 'samples'} is less than "
+            f"one. Pass a larger fraction, or 0 to leave the evaluation out."
+        )
+    if batches:
+        return replace(order, most_steps=kept)
+    if type(order) is SampleOrder and kept < order.samples:  # the first ones of the whole data set's permutation
+        return ListedOrder(kept, order.global_batch, listing=lambda epoch: (order.epoch(epoch), None))
+    return replace(order, samples=kept)
+
+
+def explain_prediction(exception: BaseException, world_size: int) -> None:
+    """Gives words to an assertion of Lightning's sampler without any: that each rank has a sample to predict."""
+    place = exception.__traceback__
+    while place is not None and place.tb_next is not None:
+        place = place.tb_next
+    sampler = None if place is None else place.tb_frame.f_locals.get("self")
+    if isinstance(exception, AssertionError) and type(sampler).__name__.startswith("UnrepeatedDistributedSampler"):
+        samples = sampler.total_size
+        exception.args = (
+            f"Trainer.predict got {samples} samples for {world_size} ranks, and Lightning cuts them so that every rank has "
+            f"one at least. Predict with devices={samples} or fewer.",
+        )

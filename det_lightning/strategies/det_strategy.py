@@ -23,7 +23,8 @@ from det_lightning.optim.stepping import check_optimizer
 from det_lightning.strategies import resume
 from det_lightning.strategies.accumulation import accumulation_of
 from det_lightning.strategies.batch_hooks import BatchMarks, cover_before_transfer, uncover_before_transfer
-from det_lightning.strategies.data import TrainingData, check_fetching, evaluation_loader
+from det_lightning.strategies.data import TrainingData, check_fetching, evaluation_loader, explain_prediction
+from det_lightning.strategies.evaluation_limits import EvaluationLimits
 from det_lightning.strategies.exact_metrics import make_metrics_exact, make_metrics_stock
 from det_lightning.strategies.exact_results import ExactCollection, make_exact, make_stock
 from det_lightning.strategies.stand_in import surroundings
@@ -81,16 +82,18 @@ class DetStrategyMixin(StepMixin):
         self.record_samples = False
         self.saved_checkpoints: list[tuple[int, str]] = []
         self.training_data = TrainingData(global_batch, seed)
+        self._evaluation_limits = EvaluationLimits()
         self._swapped: dict[str, type] = {}
         self._marks = BatchMarks()
         self._clear_step()
         self._logged: dict[str, Any] | None = None
         self._resumed: resume.Stamp | None = None
-        self._connector = self._own_sampler = None
+        self._trainer = self._connector = self._own_sampler = None
 
     # Set-up
 
     def setup(self, trainer) -> None:
+        self._trainer = trainer
         _check_trainer(trainer, self.root_device)
         check_subnormals()
         check_whole(self.model)
@@ -129,13 +132,16 @@ class DetStrategyMixin(StepMixin):
         cover_before_transfer(self.lightning_module, lambda: self._mode(sink=None, phase="before transfer"))
 
     def teardown(self) -> None:
-        if self.lightning_module is not None:
+        # With spawn and fork this process may have a module that only its children have set up.
+        trainer, self._trainer = self._trainer, None
+        if trainer is not None:
             restore(self.lightning_module, self._swapped)
             self._swapped = {}
             make_metrics_stock(self.lightning_module)
             uncover_before_transfer(self.lightning_module)
-            self.training_data.give_limit_back(self.lightning_module.trainer)
-            for loop in _logging_loops(self.lightning_module.trainer):
+            self.training_data.give_limit_back(trainer)
+            self._evaluation_limits.give_back(trainer)
+            for loop in _logging_loops(trainer):
                 make_stock(loop._results)
         self._clear_step()
         self._resumed = None
@@ -156,8 +162,8 @@ class DetStrategyMixin(StepMixin):
             )
         if trainer.predicting and not isinstance(getattr(dataloader, "dataset", None), IterableDataset):
             return dataloader  # Lightning has cut it, without repeating a sample
-        stand_ins = not trainer.predicting
-        return evaluation_loader(dataloader, world_size=self.world_size, rank=self.global_rank, stand_ins=stand_ins)
+        options = {"stand_ins": not trainer.predicting, "part": self._evaluation_limits.part(trainer)}
+        return evaluation_loader(dataloader, world_size=self.world_size, rank=self.global_rank, **options)
 
     # One step
 
@@ -206,6 +212,7 @@ class DetStrategyMixin(StepMixin):
 
     def on_exception(self, exception: BaseException) -> None:
         self._clear_step()
+        explain_prediction(exception, self.world_size)
 
     # Checkpoints
 

@@ -3,6 +3,9 @@
 A float state that is a sum gets a second state beside it, the digits of the exact sum: int64, added up like any integer
 state by torchmetrics' own synchronisation, reset, cache and merge. An update runs sample by sample, each on a state of zero,
 and what it left there is added to the digits; a value is computed from the rounded digits.
+
+A metric of torchmetrics that keeps the samples holds them in the order of micro-batches and ranks; its value is computed
+from them in one order, see kept_samples.py.
 """
 
 import warnings
@@ -22,6 +25,7 @@ from det_lightning.layers.function_mode import FunctionMode
 from det_lightning.ops.digits import det_finalize, normalise_digits
 from det_lightning.ops.reduction import det_sum_partial
 from det_lightning.strategies.exact_results import exact_class
+from det_lightning.strategies.kept_samples import computed_in_one_order, kept_samples
 
 _DIGITS = "_digits"
 _FORMATS = (torch.float32, torch.bfloat16, torch.float16)
@@ -32,8 +36,12 @@ class ExactStates:
     """In front of the class of a metric; see the module's head."""
 
     _float_sums: tuple[str, ...]
+    _kept: tuple[str, ...]
 
     def update(self, *args: Any, **kwargs: Any) -> None:
+        if not self._float_sums:
+            super().update(*args, **kwargs)
+            return
         with torch._C.DisableTorchFunction():  # what a metric does is no part of the loss
             totals = {name: getattr(self, name + _DIGITS) for name in self._float_sums}
             for some_args, some_kwargs in _samples(args, kwargs):
@@ -53,7 +61,7 @@ class ExactStates:
         for mode in _get_current_function_mode_stack():
             if isinstance(mode, FunctionMode) and mode.strict:
                 mode.terms.note_statistics(states)  # they may be logged, and may not enter the loss
-        return super().compute()
+        return computed_in_one_order(self, self._kept, super().compute)
 
     def _round(self) -> None:
         for name in self._float_sums:
@@ -80,12 +88,12 @@ def make_metrics_exact(module: nn.Module) -> None:
                 f"Values logged with self.log(..., sync_dist=True) do not.",
                 stacklevel=2,
             )
-        elif sums:
-            _make_exact(metric, sums)
+        elif sums or (kept := kept_samples(metric)):
+            _make_exact(metric, sums, () if sums else kept)
 
 
-def _make_exact(metric: Metric, sums: tuple[str, ...]) -> None:
-    metric._float_sums = sums
+def _make_exact(metric: Metric, sums: tuple[str, ...], kept: tuple[str, ...]) -> None:
+    metric._float_sums, metric._kept = sums, kept
     for name in sums:
         digits = torch.zeros((*metric._defaults[name].shape, NB), dtype=torch.int64, device=metric.device)
         metric.add_state(name + _DIGITS, digits, dist_reduce_fx="sum")
@@ -103,7 +111,7 @@ def make_metrics_stock(module: nn.Module) -> None:
                 for states in (metric._defaults, metric._persistent, metric._reductions, metric.__dict__):
                     states.pop(name + _DIGITS, None)
             metric.__class__ = type(metric).__mro__[2]
-            del metric._float_sums
+            del metric._float_sums, metric._kept
             _wrap(metric)
 
 

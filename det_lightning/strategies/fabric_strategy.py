@@ -18,6 +18,7 @@ from det_lightning.distributed.slice_loader import SliceLoader, SliceSampler, ch
 from det_lightning.errors import InputError, UncoveredError
 from det_lightning.layers.convert import convert
 from det_lightning.optim.stepping import check_optimizer
+from det_lightning.strategies.buffer_watch import BufferWatch
 from det_lightning.strategies.covered_tensor import CoveredModule
 from det_lightning.strategies.data import TrainingData, check_same, evaluation_loader, order_of
 from det_lightning.strategies.fabric_loader import FabricLoader
@@ -79,6 +80,7 @@ class FabricMixin(FabricStepMixin):
         self._stock_optimizers, self._check_replicas = stock_optimizers, check_replicas
         self.training_data = TrainingData(global_batch, seed)
         self._resumed: Stamp | None = None
+        self._buffers = BufferWatch()
         self._backward_sync_control = self
 
     # Set-up

@@ -1,23 +1,35 @@
 """Ranks that somebody else started: the environment Lightning reads when a group of processes already exists."""
 
-import contextlib
 import os
 import secrets
 import socket
+from collections import deque
 from importlib import import_module
 from typing import Any
 
 _PORTS = range(10_000, 32_000)
 """Below the ports that systems give to outgoing connections, which would take one between the look and the use."""
 
+_kept: deque[socket.socket] = deque()
+_KEPT = 64
+
 
 def free_port() -> int:
-    """A loopback port that is free now."""
+    """A loopback port that nobody uses, and that no other call gives away, here or in another process: until 64 more were
+    asked for, or this process ends."""
     for _ in range(1000):
-        port = secrets.choice(_PORTS)
-        with socket.socket() as probe, contextlib.suppress(OSError):
-            probe.bind(("127.0.0.1", port))
-            return port
+        port, holder = secrets.choice(_PORTS), socket.socket()
+        try:
+            holder.bind(("127.0.0.1", port))
+        except OSError:
+            holder.close()
+            continue
+        # Ranks share an address with a socket that does not listen if both allow it; a holder, which asks first, does not.
+        holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        _kept.append(holder)
+        if len(_kept) > _KEPT:
+            _kept.popleft().close()
+        return port
     raise OSError(f"no free loopback port among {_PORTS.start} to {_PORTS.stop - 1}")
 
 

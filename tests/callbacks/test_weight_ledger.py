@@ -23,17 +23,17 @@ from det_lightning.ledger.store import LedgerReader
 from det_lightning.replay import replay
 from det_lightning.replay.run import QUIET_TRAINER, quiet_lightning
 from det_lightning.strategies.lightning_strategy import DetStrategy
-from tests.claims.processes import Background, Failed, in_new_process
+from tests.claims.processes import PATIENCE_SECONDS, Background, Failed, in_new_process
 from tests.claims.trainings import Run, train
 from tests.cli.golden_cases import answer
 from tests.replay.recorded import build
 
 
 class _Slow(Callback):
-    """Leaves time for a kill."""
+    """Leaves time for a kill, and never comes to the end without one."""
 
     def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx) -> None:
-        time.sleep(0.05)
+        time.sleep(0.05 if trainer.global_step < trainer.max_steps - 1 else 10 * PATIENCE_SECONDS)
 
 
 class _RaisingNetwork(Callback):
@@ -107,12 +107,13 @@ def test_a_killed_training_loses_at_most_one_record_and_goes_on_to_the_same_trac
     in_new_process(fit, tmp_path / "whole", steps=12)
     killed = Background(fit, tmp_path / "killed", steps=12, callback=_Slow())
     ledger = tmp_path / "killed" / "ledger"
-    deadline = time.monotonic() + 120
-    while time.monotonic() < deadline and not (tmp_path / "killed" / "step=6.ckpt").exists():
-        time.sleep(0.01)
-    time.sleep(0.07)
-    os.kill(killed.pid, signal.SIGKILL)
-    killed.end()
+    try:
+        deadline = time.monotonic() + PATIENCE_SECONDS
+        while time.monotonic() < deadline and not (tmp_path / "killed" / "step=6.ckpt").exists():
+            time.sleep(0.01)
+        time.sleep(0.07)
+    finally:
+        assert killed.end() == -signal.SIGKILL
     with LedgerReader(ledger) as reader:
         report = reader.verify_chain()
         assert report.sound and not reader.closed

@@ -15,7 +15,8 @@ import torch
 
 from det_lightning.strategies.given_ranks import free_port
 
-PATIENCE_SECONDS = 240
+PATIENCE_SECONDS = 600
+_raised: BaseException | None = None
 _context = multiprocessing.get_context("forkserver")
 _context.set_forkserver_preload(
     ["tests.claims.trainings", "det_lightning.demo.runs"]
@@ -32,11 +33,16 @@ class Failed(Exception):
 
 
 def _serve(answers, threads: int, function: Callable, arguments: tuple, options: dict) -> None:
+    global _raised
     torch.set_num_threads(threads)
+    # A loader's workers start as they do at a user's, and not from a second server that imports everything again.
+    multiprocessing.set_start_method(None, force=True)
     try:
         answer = ("result", function(*arguments, **options))
     except BaseException as error:
         answer = ("error", (type(error).__name__, str(error), traceback.format_exc()))
+        # Its frames may hold stock ddp's wrapper, and that the process group, which may wait for ever if Python frees it.
+        _raised = error
     answers.send_bytes(pickle.dumps(answer))  # by value: tensors in shared memory would end with this process
 
 
@@ -55,7 +61,8 @@ class Background:
             self.end()
             raise Failed("Timeout", f"no answer in {PATIENCE_SECONDS} s", "")
         kind, value = pickle.loads(self.answers.recv_bytes())
-        self._process.join(timeout=10)
+        self._process.join(timeout=60)
+        self.end()
         if kind == "error":
             raise Failed(*value)
         return value
@@ -63,7 +70,7 @@ class Background:
     def end(self) -> int | None:
         """Kills the process if it still runs, and returns its exit code."""
         self._process.kill()
-        self._process.join(timeout=10)
+        self._process.join(timeout=PATIENCE_SECONDS)
         return self._process.exitcode
 
 

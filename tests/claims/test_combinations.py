@@ -88,7 +88,7 @@ def outcomes(split: Split) -> dict[tuple[str, str], Outcome]:
 
 
 @pytest.mark.parametrize("split", FEW[1:], ids=str)
-def test_C36_C51_C54_every_optimizer_and_precision_gives_one_training(split):
+def test_C36_C37_C51_C54_every_optimizer_and_precision_gives_one_training(split):
     for case in CASES:
         assert_same_training(outcomes(split)[case], outcomes(FEW[0])[case])
         assert outcomes(split)[case].logged["norm"] == outcomes(FEW[0])[case].logged["norm"]

@@ -12,7 +12,7 @@ import torch
 from lightning.pytorch.callbacks import Callback, ModelCheckpoint
 
 from det_lightning.strategies.given_ranks import free_port
-from tests.claims.processes import Background, Failed, on_ranks
+from tests.claims.processes import PATIENCE_SECONDS, Background, Failed, on_ranks
 from tests.claims.test_world_size import reference
 from tests.claims.trainings import Network, Run, Split, train
 
@@ -64,7 +64,7 @@ DOING = {"backward": "gradients were added up", "optimizer step": "weights were 
 
 @pytest.mark.parametrize("where", ["backward", pytest.param("optimizer step", marks=pytest.mark.slow)])
 def test_a_rank_that_is_killed_ends_the_others_with_one_message(where, tmp_path):
-    options = {"timeout": timedelta(seconds=20)}
+    options = {"timeout": timedelta(seconds=PATIENCE_SECONDS)}
     saver = ModelCheckpoint(tmp_path, every_n_train_steps=1, save_top_k=-1, filename="{step}")
     run = Run(
         split=Split(3, 8, 1),

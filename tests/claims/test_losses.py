@@ -58,6 +58,13 @@ def penalised(self, x, p, c, n):
     return F.cross_entropy(self(x), c) + 0.01 * ridge + self.hidden.bias.abs().sum() * 0.003
 
 
+def penalised_where_frozen(self, x, p, c, n):
+    """The same penalty on every parameter, of which one is frozen."""
+    ridge = sum(0.5 * w.pow(2).sum() for w in self.parameters())
+    constant = self.output.bias.abs().mean() - torch.exp(self.output.bias).sum().log()
+    return F.cross_entropy(self(x), c) + 0.01 * ridge + 0.5 * constant + F.mse_loss(self(x), p, reduction="sum") * 0.01
+
+
 LOSSES = {
     "mse": lambda self, x, p, c, n: F.mse_loss(self(x), p),
     "l1": lambda self, x, p, c, n: F.l1_loss(self(x), p),
@@ -93,6 +100,7 @@ LOSSES = {
         + 0.02 * (self(x) * p).sum()
     ),
     "penalties": penalised,
+    "penalties, partly frozen": penalised_where_frozen,
     "a logged loss": logged_only,
 }
 
@@ -103,6 +111,7 @@ class Lossy(Network):
     def __init__(self, name: str):
         super().__init__()
         self.name = name
+        self.output.bias.requires_grad_("frozen" not in name)
 
     def training_step(self, batch, batch_idx):
         return LOSSES[self.name](self, *batch)

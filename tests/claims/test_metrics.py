@@ -10,12 +10,16 @@ import torch.nn.functional as F
 from lightning.pytorch import Callback
 from torchmetrics import (
     Accuracy,
+    CalibrationError,
+    CatMetric,
+    CosineSimilarity,
     KLDivergence,
     MeanMetric,
     MeanSquaredError,
     MetricCollection,
     PearsonCorrCoef,
     R2Score,
+    SpearmanCorrCoef,
     SumMetric,
 )
 from torchmetrics.wrappers import Running
@@ -35,6 +39,13 @@ class Measured(Network):
         self.mean, self.total, self.accuracy = MeanMetric(), SumMetric(), Accuracy("multiclass", num_classes=CLASSES)
         self.both = MetricCollection({"mse": MeanSquaredError(num_outputs=CLASSES), "r2": R2Score()})
         self.divergence = KLDivergence()
+        self.kept = MetricCollection(
+            {
+                "calibration": CalibrationError("multiclass", num_classes=CLASSES, n_bins=3),
+                "spearman": SpearmanCorrCoef(),
+                "cosine": CosineSimilarity(reduction="mean"),
+            }
+        )
 
     def training_step(self, batch, batch_idx):
         x, y = batch
@@ -56,12 +67,17 @@ class Measured(Network):
         self.both["r2"].update(logits[:, 0], x[:, 0])
         self.divergence.update(logits.softmax(1), (2.0 * logits).softmax(1))
         self.log("divergence", self.divergence)
+        self.kept["calibration"].update(logits.softmax(1), y)
+        self.kept["spearman"].update(logits[:, 1], x[:, 2])
+        self.kept["cosine"].update(logits, target)
 
     def on_validation_epoch_end(self):
         values = self.both.compute()
         self.log("mse", values["mse"].sum())
         self.log("r2", values["r2"])
         self.both.reset()
+        self.log_dict(self.kept.compute())
+        self.kept.reset()
 
 
 class Keep(Callback):
@@ -69,7 +85,7 @@ class Keep(Callback):
         self.found = []
 
     def on_validation_end(self, trainer, pl_module):
-        names = ("all of it", "total", "divergence", "mse", "r2")
+        names = ("all of it", "total", "divergence", "mse", "r2", "calibration", "spearman", "cosine")
         self.found.append({name: float(trainer.callback_metrics[name]).hex() for name in names})
 
     def on_train_epoch_end(self, trainer, pl_module):
@@ -149,6 +165,20 @@ def test_metrics_of_integers_are_left_alone():
         warnings.simplefilter("error")
         make_metrics_exact(module)
     assert not isinstance(module["accuracy"], ExactStates)
+
+
+def test_samples_that_a_metric_keeps_stay_in_the_order_in_which_they_came():
+    module = torch.nn.ModuleDict({"all": CatMetric(), "cosine": CosineSimilarity(reduction="none")})
+    make_metrics_exact(module)
+    x = torch.randn(5, 3, generator=torch.Generator().manual_seed(1))
+    module["all"].update(x[:, 0])
+    module["cosine"].update(x, x[[1, 2, 3, 4, 0]])
+    before = [each.clone() for each in module["cosine"].preds]
+    module["cosine"].compute()
+    assert torch.equal(module["all"].compute(), x[:, 0])
+    assert all(map(torch.equal, module["cosine"].preds, before))
+    make_metrics_stock(module)
+    assert type(module["cosine"]) is CosineSimilarity and torch.equal(module["cosine"].preds[0], x)
 
 
 class InTheLoss(Measured):

@@ -191,8 +191,8 @@ class Build:
 
 def run_of(name: str, split: Split, **options) -> Run:
     # 40 samples, 12 a step: the last step of an epoch has 4, and ranks without any.
-    options = {"samples": 40, "options": {"global_batch": 12}, **options}
-    return Run(split=split, steps=4, build=Build(name), **options)
+    options = {"samples": 40, "options": {"global_batch": 12}, "build": Build(name), **options}
+    return Run(split=split, steps=4, **options)
 
 
 @cache
@@ -238,6 +238,31 @@ def test_it_is_the_stock_training_up_to_rounding(name):
 def test_the_stock_strategy_fails_the_same_check(name):
     whole, thirds = (plain(name, split, 48) for split in (Split(1, 12, 1), Split(1, 4, 3)))
     assert whole.weights[0] == thirds.weights[0] and whole.weights[-1] != thirds.weights[-1]
+
+
+class FrozenUses(Uses):
+    """Only the first layer and what is not named in the uses is trained: their functions are constants now."""
+
+    def __init__(self, name: str):
+        super().__init__(name)
+        for parameter in "scale shift single token places low high table part".split():
+            getattr(self, parameter).requires_grad_(False)
+
+
+class FrozenBuild(Build):
+    def __call__(self):
+        return FrozenUses(self.name)
+
+
+def test_what_is_covered_of_a_parameter_is_covered_with_the_same_bits_where_it_is_frozen():
+    def frozen(split: Split) -> list[Outcome]:
+        runs = [run_of(name, split, build=FrozenBuild(name)) for name in USES]
+        return on_ranks(split.world_size, train_each, runs, [free_port() for _ in runs[1:]])[0]
+
+    one, thirds, trained = frozen(SPLITS[0]), frozen(SPLITS[2]), outcomes(SPLITS[0])
+    for name, a, b in zip(USES, one, thirds, strict=True):
+        assert (a.weights, a.losses) == (b.weights, b.losses), name
+        assert a.losses[0] == trained[name].losses[0] and a.weights[-1] != a.weights[0], name
 
 
 class ByHand(Uses):

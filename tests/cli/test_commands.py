@@ -34,6 +34,7 @@ def test_reading_ledgers_imports_neither_torch_nor_lightning(ledgers, arguments)
     assert done.stdout.splitlines()[-1] == "[]", done.stderr
 
 
+@pytest.mark.slow  # the speed of a machine is no reason to fail elsewhere; what makes it slow is refused above
 def test_help_answers_in_well_under_a_second(ledgers):
     before = os.times()
     subprocess.run([*COMMAND, "--help"], cwd=ledgers, env=environment(), capture_output=True, check=True)

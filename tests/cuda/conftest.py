@@ -16,7 +16,11 @@ torch = pytest.importorskip("torch")
 
 from det_lightning.kernels import cpu, cuda, cuda_digest, cuda_gemm, cuda_paths, cuda_reduction  # noqa: E402
 from det_lightning.kernels.cpu import amx, machine_code  # noqa: E402
-from det_lightning.kernels.cuda import launch  # noqa: E402
+from det_lightning.kernels.cuda import FORMAT_CODES, launch  # noqa: E402
+from det_lightning.kernels.cuda_layout import Sizes  # noqa: E402
+from det_lightning.kernels.cuda_paths import Form  # noqa: E402
+
+from . import emulator as emulation  # noqa: E402
 
 BITS = {FLOAT32: np.uint32, BFLOAT16: np.uint16, FLOAT16: np.uint16}
 SIGNED = {1: np.uint8, 2: np.int16, 4: np.int32, 8: np.int64}
@@ -115,3 +119,68 @@ def kernels() -> Iterator[Kernels]:
     torch.set_num_threads(max(threads, os.cpu_count() // 2))
     yield Kernels()
     torch.set_num_threads(threads)
+
+
+GUARD_BYTES = 4096
+
+
+def guarded(count: int) -> tuple["torch.Tensor", "torch.Tensor"]:
+    """So many bytes of what nobody meant, and all of the memory around them, which nothing may write to."""
+    memory = torch.full((count + 2 * GUARD_BYTES,), 0x55, dtype=torch.uint8)
+    return memory[GUARD_BYTES : GUARD_BYTES + count], memory
+
+
+def check_guards(*memories: "torch.Tensor") -> None:
+    for memory in memories:
+        assert bool((memory[:GUARD_BYTES] == 0x55).all() and (memory[-GUARD_BYTES:] == 0x55).all()), "written outside"
+
+
+@pytest.fixture(scope="session")
+def emulator(tmp_path_factory) -> emulation.Emulator:
+    if emulation.COMPILER is None:
+        pytest.skip("no g++ since 12")
+    return emulation.Emulator(tmp_path_factory.mktemp("emulator"))
+
+
+@pytest.fixture
+def emulated_product(emulator, monkeypatch):
+    """(operands, what to write, how) -> the result of the emulated kernels."""
+    monkeypatch.setattr(cuda_paths, "Chain", emulator.chain)
+    monkeypatch.setattr(cuda_paths, "capability", lambda index: (8, 0))
+    monkeypatch.setattr(cuda_paths, "multiprocessors", lambda index: 1)
+    monkeypatch.setattr(cuda_paths, "most_shared_bytes", lambda index: 1 << 18)
+
+    def product(
+        x, w, out, bias=None, engine="float64", moduli=12, workspace_bytes=1 << 30, path="steps", leave_out=None,
+        disorder=0,
+    ) -> torch.Tensor:  # fmt: skip
+        x, w = cuda_gemm.in_rows(x), cuda_gemm.in_rows(w)
+        batches = x.shape[0] if x.dim() == 3 else 1
+        sizes = Sizes(batches, x.shape[-2], w.shape[-2], x.shape[-1])
+        strides = [(t.stride(-2), t.stride(0) if t.dim() == 3 else 0) for t in (x, w)]
+        bias_code = -1 if bias is None else FORMAT_CODES[bias.dtype]
+        name = "digits" if out == "digits" else out.name
+        form = Form(FORMAT_CODES[x.dtype], *strides[0], FORMAT_CODES[w.dtype], *strides[1], bias_code, name)
+        ready = cuda_paths.prepare(0, sizes, form, moduli, path, workspace_bytes, engine)
+        shape = (*x.shape[:-1], w.shape[-2], *((NB,) if out == "digits" else ()))
+        dtype = torch.int64 if out == "digits" else DTYPES[out]
+        result, around = guarded(shape_bytes(shape, dtype))
+        result = result.view(dtype).view(shape)
+        if out == "digits":
+            result.zero_()
+        memory, around_memory = guarded(ready.bytes)
+        bias_at = 0 if bias is None else bias.data_ptr()
+        for chain, of_x, of_w, of_bias, of_out in ready.chains:
+            chain.calls, chain.disorder = [call for call in chain.calls if call.kernel != leave_out], disorder
+            chain.launch(
+                x.data_ptr() + of_x, w.data_ptr() + of_w, bias_at and bias_at + of_bias, result.data_ptr() + of_out,
+                memory.data_ptr(), 0,
+            )  # fmt: skip
+        check_guards(around, around_memory)
+        return result
+
+    return product
+
+
+def shape_bytes(shape: tuple[int, ...], dtype: "torch.dtype") -> int:
+    return torch.Size(shape).numel() * dtype.itemsize

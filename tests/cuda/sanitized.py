@@ -11,7 +11,15 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 import torch
 
 from det_lightning.arithmetic.formats import BFLOAT16, FLOAT32, NB
-from det_lightning.kernels import cuda_digest, cuda_elementary, cuda_gemm, cuda_paths, cuda_reduction, cuda_scatter
+from det_lightning.kernels import (
+    cuda_digest,
+    cuda_elementary,
+    cuda_gemm,
+    cuda_gemm_windowed,
+    cuda_paths,
+    cuda_reduction,
+    cuda_scatter,
+)
 from det_lightning.kernels.dispatch import many_lanes
 from det_lightning.ops.gemm_windowed import add_gemm_windowed, gemm_windowed
 from det_lightning.ops.window_agreement import agreed_window, fill_words, window_needs
@@ -36,7 +44,7 @@ def streams() -> None:
         many_lanes([x.to(dtype), x.to(dtype)[1:, 3:], x.to(dtype)[:0]])
     index = torch.arange(700, device="cuda") % 9
     for common in (False, True):
-        index = torch.where(index > 2, 3, index) if common else index
+        index = torch.where(index > 0, 3, index) if common else index  # a group of more rows than one block sums
         cuda_scatter.index_sum(None, index, x.view(700, 20), 11, FLOAT32)
         cuda_scatter.index_sum(x[:11, :20], index, x.view(700, 20), 11, BFLOAT16)
         cuda_scatter.add_index_digits(
@@ -73,6 +81,10 @@ def products() -> None:
     small = x * torch.exp2(torch.randint(-60, 0, x.shape, device="cuda").float())
     for data in (x, small):
         add_gemm_windowed(gemm_windowed(data, w), data[:, :].flip(1), w)
+        words = torch.empty((5, 70, 130), dtype=torch.int32, device="cuda")
+        cuda_gemm_windowed.add(
+            data, w, words, torch.empty(70, dtype=torch.int64, device="cuda"), True, engine="float64"
+        )
     cuda_gemm._known.sites.clear()
     columns, cuda_paths._tile_columns = cuda_paths._tile_columns, lambda *_: 256
     cuda_gemm.gemm(x, w, None, FLOAT32, "int8", moduli=6, path="steps")

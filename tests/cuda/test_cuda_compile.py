@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from det_lightning.errors import DetError
-from det_lightning.kernels import cuda_compile
+from det_lightning.kernels import cuda, cuda_compile, cuda_paths
 
 ELF = b"\x7fELF"
 
@@ -45,6 +45,19 @@ def test_what_stands_around_the_float64_products_compiles(name, architecture):
     source = cuda_compile.SOURCE_FOLDER / f"{name}.cu"
     cubin, log = cuda_compile.compile_with_log(source, architecture, {"MODULI": 12, "FLOAT64_RESIDUES": 1})
     assert cubin.startswith(ELF) and log == ""
+
+
+@pytest.mark.parametrize("capability", [(8, 0), (8, 6), (9, 0), (10, 0), (12, 0)])
+def test_what_is_compiled_ahead_is_for_the_device(monkeypatch, capability):
+    compiled = []
+    monkeypatch.setattr(cuda, "capability", lambda index: capability)
+    monkeypatch.setattr(cuda, "cubin_path", lambda source, target, defines: compiled.append((source.stem, target)))
+    cuda.compile_ahead(0, cuda_paths.variants())
+    own = "sm_{}{}".format(*capability)
+    targets = {"residue_gemm_hopper": "sm_90a"}
+    assert all(target == targets.get(name, own) for name, target in compiled)
+    assert ("residue_gemm_hopper" in dict(compiled)) == (capability == (9, 0))
+    assert {source.stem for source in cuda_compile.sources()} - {"residue_gemm_hopper"} <= set(dict(compiled))
 
 
 def _cubin_in_new_process(folder: str) -> bytes:

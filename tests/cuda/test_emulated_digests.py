@@ -1,16 +1,18 @@
-"""The kernel that digests many tensors against the CPU's digests, without a GPU: run by an emulator (`emulator`)."""
+"""The kernels that digest tensors against the CPU's digests, without a GPU: run by an emulator (`emulator`)."""
 
 import ctypes
 import re
-import subprocess
 
+import numpy as np
 import pytest
 
 torch = pytest.importorskip("torch")
 
-from det_lightning.kernels import cuda_digest_batch  # noqa: E402
+from det_lightning.arithmetic import tensor_digest  # noqa: E402
+from det_lightning.arithmetic.formats import FLOAT32  # noqa: E402
+from det_lightning.kernels import cuda_digest, cuda_digest_batch  # noqa: E402
 from det_lightning.kernels.digest_place import Place  # noqa: E402
-from det_lightning.kernels.dispatch import many_lanes  # noqa: E402
+from det_lightning.kernels.dispatch import many_lanes, tensor_lanes  # noqa: E402
 
 from . import emulator as emulation  # noqa: E402
 from .test_digest_batch_on_gpu import BLOCK, DTYPES, random  # noqa: E402
@@ -23,15 +25,14 @@ PTX = {
     '"=&l"(z)': "z = static_cast<uint64>(low) * SPLITMIX_FIRST + (static_cast<uint64>(of_high) << 32);",
 }
 PROGRAM = """
-#include "grid.h"
+#include "call.h"
 #include "digest_batch.cu"
-extern "C" void digest(unsigned blocks, const int64* table, int64 tensors, uint64* lanes) {
-    gridDim.x = blocks, blockDim.x = 256;
-    for (unsigned block = 0; block < blocks; block++) {
-        grid::body = [&] { digest_batch(table, tensors, lanes); };
-        blockIdx.x = block;
-        grid::run_block(256);
-    }
+#include "tensor_digest.cu"
+extern "C" void digest_batches(unsigned blocks, unsigned count, const long long* values) {
+    grid::call(digest_batch, blocks, 1, count, values);
+}
+extern "C" void digest_one(unsigned blocks, unsigned count, const long long* values) {
+    grid::call(tensor_digest, blocks, 1, count, values);
 }
 """
 
@@ -48,23 +49,65 @@ def library(tmp_path_factory):
         text = text.replace(statement, meaning)
     assert "asm(" not in text
     header.write_text(text)
-    command = [emulation.COMPILER, *emulation.FLAGS, f"-I{folder}", "-x", "c++", "-", "-o", folder / "digest.so"]
-    subprocess.run(command, input=PROGRAM, text=True, check=True)
-    return ctypes.CDLL(str(folder / "digest.so"))
+    return emulation.build(PROGRAM, folder / "digest.so")
 
 
 @pytest.fixture
-def emulated(library, monkeypatch):
+def launch(library):
+    """Stands in for `cuda.launch`."""
+
+    def launch(device, source, kernel, blocks, threads, *arguments):
+        call = {"digest_batch": library.digest_batches, "tensor_digest": library.digest_one}[kernel]
+        assert source == kernel
+        call(blocks[0], threads, (ctypes.c_longlong * len(arguments))(*arguments))
+        emulation.check_faults(library, kernel)
+
+    return launch
+
+
+@pytest.fixture
+def emulated(launch, monkeypatch):
     """(tensors, places) -> lanes as the wrapper and the emulated kernel make them."""
-
-    def launch(device, source, kernel, blocks, threads, table, tensors, lanes):
-        assert (source, kernel, threads) == ("digest_batch", "digest_batch", 256)
-        integers = ctypes.c_longlong(tensors)
-        library.digest(blocks[0], ctypes.c_void_p(table), integers, ctypes.c_void_p(lanes))
-
     monkeypatch.setattr(cuda_digest_batch, "launch", launch)
     monkeypatch.setattr(cuda_digest_batch, "_table_on", lambda device, rows: torch.tensor(rows, dtype=torch.int64))
     return lambda tensors, places=None: cuda_digest_batch.many_lanes(tensors[0], tensors, places).tolist()
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("multiprocessors", [1, 132])
+def test_one_tensor_in_any_number_of_blocks(launch, monkeypatch, dtype, multiprocessors):
+    monkeypatch.setattr(cuda_digest, "launch", launch)
+    monkeypatch.setattr(cuda_digest, "multiprocessors", lambda index: multiprocessors)
+    monkeypatch.setattr(cuda_digest, "_MOST_BLOCKS", 2 * multiprocessors)
+    tensors = [random(count, dtype, count) for count in (1, 3, 1025, 3 * BLOCK + 4099)]
+    tensors += [random(600, dtype).view(20, 30).T, random(1000, dtype)[1:], torch.tensor(3).to(dtype)]
+    if dtype.is_floating_point:
+        tensors[3][[5, 4096, BLOCK]] = torch.tensor([float("nan"), float("inf"), float("-inf")]).to(dtype)
+        tensors[3].view({2: torch.int16, 4: torch.int32, 8: torch.int64}[dtype.itemsize])[7] = -3
+    for tensor in tensors:
+        assert cuda_digest.tensor_lanes(tensor) == tensor_lanes(tensor)
+
+
+@pytest.mark.parametrize("first", [4, 6, 2**30 - 2048, 2**30 - 4 * 777, 2**32 - 4096, 2**32 + 8])
+@pytest.mark.parametrize("threads", [32, 256])
+def test_one_part_of_a_larger_tensor(launch, first, threads):
+    part = random(BLOCK // 4 + 7, torch.int32)
+    for code, form in ((6, None), (0, FLOAT32)):  # words, and float32 of the same bits
+        lanes = torch.zeros(2, dtype=torch.int64)
+        launch(
+            None,
+            "tensor_digest",
+            "tensor_digest",
+            (3,),
+            threads,
+            part.data_ptr(),
+            code,
+            part.numel(),
+            first,
+            lanes.data_ptr(),
+        )
+        words = tensor_digest.words_of(part.numpy().view(np.uint32).tolist(), 32, form)
+        assert tuple(lane % 2**64 for lane in lanes.tolist()) == tensor_digest.lanes(words, first)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

@@ -5,120 +5,73 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from det_lightning.arithmetic.formats import BFLOAT16, FLOAT32, NB  # noqa: E402
-from det_lightning.kernels import cuda_gemm_windowed, cuda_paths  # noqa: E402
+from det_lightning.kernels import cuda_gemm_windowed  # noqa: E402
 from det_lightning.kernels.cpu import gemm as cpu_gemm  # noqa: E402
 from det_lightning.kernels.cpu import reduction  # noqa: E402
-from det_lightning.kernels.cuda import DTYPES, FORMAT_CODES  # noqa: E402
-from det_lightning.kernels.cuda_layout import Sizes  # noqa: E402
-from det_lightning.kernels.cuda_paths import Form  # noqa: E402
 from det_lightning.ops.gemm import det_gemm_partial  # noqa: E402
 from det_lightning.ops.windowed_digits import WindowedDigits  # noqa: E402
 
-from . import emulator as emulation  # noqa: E402
 from .conftest import to_bits  # noqa: E402
 from .test_products_on_gpu import DATA, assert_same, normal, numbers  # noqa: E402
-
-pytestmark = pytest.mark.skipif(emulation.COMPILER is None, reason="no g++ since 12")
-
-
-@pytest.fixture(scope="module")
-def emulator(tmp_path_factory):
-    return emulation.Emulator(tmp_path_factory.mktemp("emulator"))
-
-
-@pytest.fixture
-def run(emulator, monkeypatch):
-    """(operands, what to write, how) -> the result of the emulated kernels."""
-    monkeypatch.setattr(cuda_paths, "Chain", emulator.chain)
-    monkeypatch.setattr(cuda_paths, "capability", lambda index: (8, 0))
-    monkeypatch.setattr(cuda_paths, "multiprocessors", lambda index: 1)
-    monkeypatch.setattr(cuda_paths, "most_shared_bytes", lambda index: 1 << 18)
-
-    def product(
-        x, w, out, bias=None, engine="float64", moduli=12, workspace_bytes=1 << 30, path="steps", leave_out=None
-    ) -> torch.Tensor:
-        batches = x.shape[0] if x.dim() == 3 else 1
-        sizes = Sizes(batches, x.shape[-2], w.shape[-2], x.shape[-1])
-        strides = [(t.stride(-2), t.stride(0) if t.dim() == 3 else 0) for t in (x, w)]
-        bias_code = -1 if bias is None else FORMAT_CODES[bias.dtype]
-        name = "digits" if out == "digits" else out.name
-        form = Form(FORMAT_CODES[x.dtype], *strides[0], FORMAT_CODES[w.dtype], *strides[1], bias_code, name)
-        ready = cuda_paths.prepare(0, sizes, form, moduli, path, workspace_bytes, engine)
-        shape = (*x.shape[:-1], w.shape[-2])
-        if out == "digits":
-            result = torch.zeros((*shape, NB), dtype=torch.int64)
-        else:
-            result = torch.full(shape, float("nan"), dtype=DTYPES[out])
-        memory = torch.full((ready.bytes,), 0x55, dtype=torch.uint8)
-        bias_at = 0 if bias is None else bias.data_ptr()
-        for chain, of_x, of_w, of_bias, of_out in ready.chains:
-            chain.calls = [call for call in chain.calls if call.kernel != leave_out]
-            chain.launch(
-                x.data_ptr() + of_x, w.data_ptr() + of_w, bias_at and bias_at + of_bias, result.data_ptr() + of_out,
-                memory.data_ptr(), 0,
-            )  # fmt: skip
-        return result
-
-    return product
 
 
 @pytest.mark.parametrize("engine", ["float64", "int8"])
 @pytest.mark.parametrize("data", DATA)
-def test_products_of_any_data_equal_those_of_the_cpu(run, data, engine):
+def test_products_of_any_data_equal_those_of_the_cpu(emulated_product, data, engine):
     rng = numbers(31)
     x, w, bias = (DATA[data](rng, FLOAT32, shape) for shape in ((17, 150), (35, 150), (35, 2)))
     bias = bias[:, 0].contiguous()
     for one_bias, form in ((None, FLOAT32), (bias, BFLOAT16)):
-        found = run(x, w, form, one_bias, engine)
+        found = emulated_product(x, w, form, one_bias, engine)
         assert_same(to_bits(found), to_bits(cpu_gemm.gemm(x, w, one_bias, form, "auto")))
 
 
 @pytest.mark.parametrize(("path", "terms"), [("whole", 140), ("short", 50)])
 @pytest.mark.parametrize("data", ["normal", "any_finite", "with_specials"])
-def test_the_other_paths_of_the_int8_engine(run, data, path, terms):
+def test_the_other_paths_of_the_int8_engine(emulated_product, data, path, terms):
     rng = numbers(37)
     x, w = DATA[data](rng, FLOAT32, (17, terms)), DATA[data](rng, FLOAT32, (35, terms))
-    found = run(x, w, FLOAT32, engine="int8", path=path)
+    found = emulated_product(x, w, FLOAT32, engine="int8", path=path)
     assert_same(to_bits(found), to_bits(cpu_gemm.gemm(x, w, None, FLOAT32, "auto")))
 
 
 @pytest.mark.parametrize("moduli", [6, 15])
-def test_the_number_of_moduli_cannot_be_seen(run, moduli):
+def test_the_number_of_moduli_cannot_be_seen(emulated_product, moduli):
     rng = numbers(32)
     x, w = normal(rng, FLOAT32, (20, 140)), normal(rng, FLOAT32, (9, 140))
     wanted = to_bits(cpu_gemm.gemm(x, w, None, FLOAT32, "auto"))
-    assert_same(to_bits(run(x, w, FLOAT32, moduli=moduli)), wanted)
+    assert_same(to_bits(emulated_product(x, w, FLOAT32, moduli=moduli)), wanted)
     # The negative control: six moduli are too few, and the last kernel sets that right.
-    alone = to_bits(run(x, w, FLOAT32, moduli=moduli, leave_out="gemm_flagged"))
+    alone = to_bits(emulated_product(x, w, FLOAT32, moduli=moduli, leave_out="gemm_flagged"))
     assert ((alone != wanted).mean() > 0.01) == (moduli == 6)
 
 
-def test_a_batch_of_narrow_numbers_in_several_tiles(run):
+def test_a_batch_of_narrow_numbers_in_several_tiles(emulated_product):
     rng = numbers(33)
     x, w = normal(rng, BFLOAT16, (2 * 20, 33)).view(2, 20, 33), normal(rng, BFLOAT16, (2 * 260, 33)).view(2, 260, 33)
-    found = run(x, w, FLOAT32, workspace_bytes=1)
+    found = emulated_product(x, w, FLOAT32, workspace_bytes=1)
     for b in range(2):
         assert_same(to_bits(found[b]), to_bits(cpu_gemm.gemm(x[b], w[b], None, FLOAT32, "auto")))
 
 
 @pytest.mark.parametrize("data", ["normal", "any_finite", "with_specials"])
-def test_digits_equal_those_of_the_cpu(run, data):
+def test_digits_equal_those_of_the_cpu(emulated_product, data):
     rng = numbers(34)
     x, w = DATA[data](rng, FLOAT32, (17, 60)), DATA[data](rng, FLOAT32, (5, 60))
     wanted = torch.zeros((17, 5, NB), dtype=torch.int64)
     cpu_gemm.add_gemm_digits(wanted, x, w, "auto")
-    found = reduction.normalise(run(x, w, "digits", moduli=15))
+    found = reduction.normalise(emulated_product(x, w, "digits", moduli=15))
     assert found.numpy().tobytes() == reduction.normalise(wanted).numpy().tobytes()
 
 
-def test_largest_residues_of_one_sign_over_several_sums(run):
+def test_largest_residues_of_one_sign_over_several_sums(emulated_product):
     x = torch.full((3, 400), -127.0) + torch.from_numpy(numbers(35).integers(-1, 1, (3, 400)))
     x = x.float()
-    assert_same(to_bits(run(x, x, FLOAT32)), to_bits(cpu_gemm.gemm(x, x, None, FLOAT32, "auto")))
+    assert_same(to_bits(emulated_product(x, x, FLOAT32)), to_bits(cpu_gemm.gemm(x, x, None, FLOAT32, "auto")))
 
 
 @pytest.mark.parametrize("engine", ["float64", "int8"])
-def test_windowed_digits_hold_the_product(run, engine):
+def test_windowed_digits_hold_the_product(emulated_product, engine):
     rng = numbers(36)
     x, w = normal(rng, FLOAT32, (20, 70)), normal(rng, FLOAT32, (9, 70))
     words, base = torch.empty((5, 20, 9), dtype=torch.int32), torch.empty(20, dtype=torch.int64)

@@ -1,7 +1,6 @@
 """The kernels on windowed digits against the CPU's, byte for byte, without a GPU: run by an emulator (`emulator`)."""
 
 import ctypes
-import subprocess
 
 import pytest
 
@@ -37,9 +36,7 @@ extern "C" int launch(const char* name, unsigned columns, unsigned rows, unsigne
 def library(tmp_path_factory):
     folder = tmp_path_factory.mktemp("emulator")
     emulation.Emulator(folder)  # writes the sources
-    command = [emulation.COMPILER, *emulation.FLAGS, f"-I{folder}", "-x", "c++", "-", "-o", folder / "windows.so"]
-    subprocess.run(command, input=PROGRAM, text=True, check=True)
-    return ctypes.CDLL(str(folder / "windows.so"))
+    return emulation.build(PROGRAM, folder / "windows.so")
 
 
 @pytest.fixture(autouse=True)
@@ -52,6 +49,7 @@ def launched(library, monkeypatch):
         values = (ctypes.c_longlong * len(arguments))(*arguments)
         columns, rows = (*blocks, 1)[:2]
         assert library.launch(kernel.encode(), columns, rows, threads, values) == 0, kernel
+        emulation.check_faults(library, kernel)
         counts[kernel.removeprefix("windowed_")] += 1
 
     monkeypatch.setattr(emulated, "launch", launch)

@@ -2,12 +2,12 @@
 
 import pytest
 
-from det_lightning.arithmetic.formats import FLOAT32
+from det_lightning.arithmetic.formats import FLOAT32, NB
 
 torch = pytest.importorskip("torch")
 
 from det_lightning.errors import InputError  # noqa: E402
-from det_lightning.kernels import cuda_gemm, cuda_planner  # noqa: E402
+from det_lightning.kernels import cuda_gemm, cuda_planner, cuda_reduction  # noqa: E402
 from det_lightning.ops.gemm import det_gemm, det_gemm_partial  # noqa: E402
 from det_lightning.ops.matmul import det_matmul  # noqa: E402
 
@@ -49,6 +49,18 @@ def test_tiles_of_a_small_workspace_cannot_be_seen():
     wanted = expected(x, w, None, FLOAT32)
     for workspace_bytes in (1, 300_000, 3 << 20):
         assert_same(on_gpu(x, w, None, FLOAT32, workspace_bytes=workspace_bytes, path="short"), wanted)
+
+
+def test_parts_of_very_many_terms_cannot_be_seen():
+    rng, terms = numbers(18), 3 * (1 << 16) + 7
+    x, w, bias = normal(rng, FLOAT32, (3, terms)), normal(rng, FLOAT32, (5, terms)), normal(rng, FLOAT32, (5,))
+    for one_bias in (None, bias):
+        found = on_gpu(x, w, one_bias, FLOAT32, workspace_bytes=1)
+        assert_same(found, expected(x, w, one_bias, FLOAT32))
+    digits = torch.zeros((3, 5, NB), dtype=torch.int64, device=DEVICE)
+    cuda_gemm.add_gemm_digits(digits, x.to(DEVICE), w.to(DEVICE), "int8", workspace_bytes=1)
+    wanted = det_gemm_partial(x, w)
+    assert torch.equal(cuda_reduction.normalise(digits).cpu(), wanted)
 
 
 def test_batches_of_a_small_workspace_cannot_be_seen():

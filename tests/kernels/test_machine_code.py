@@ -29,7 +29,7 @@ def python(code: str, cache: Path) -> subprocess.Popen:
 
 
 def output(process: subprocess.Popen) -> str:
-    out, error = process.communicate(timeout=300)
+    out, error = process.communicate(timeout=600)
     assert process.returncode == 0, error
     return out.strip()
 

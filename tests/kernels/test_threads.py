@@ -100,4 +100,4 @@ sys.exit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
 def test_a_forked_child_computes_the_same_bits_on_a_new_pool():
     # The parent has used OpenMP threads by then (float64 engine), which the child cannot: it must not wait for them.
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    subprocess.run([sys.executable, "-c", FORK], env=environment, check=True, timeout=120)
+    subprocess.run([sys.executable, "-c", FORK], env=environment, check=True, timeout=600)

@@ -205,8 +205,53 @@ def test_a_constant_that_depends_on_the_size_of_a_micro_batch_is_found_where_siz
         return loss_of(self, batch) * len(batch[0])
 
     options = {"split": Split(1, 4, 3), "options": {"global_batch": 11}}
-    with pytest.raises(UncoveredError, match=r"A constant that depends on the size of the batch is such a case"):
+    with pytest.raises(UncoveredError, match=r"A number that depends on the size of the batch, on what"):
         fit(network(training_step), **options)
+
+
+def numbered(compute):
+    """A Network whose loss is compute(module, x, y, a number that differs between the micro-batches of a step)."""
+    return network(lambda self, batch, batch_idx: compute(self, *batch, 1 + batch_idx % 3 / 10))
+
+
+NUMBERS = {
+    "input": lambda self, x, y, k: F.cross_entropy(self(x * k), y),
+    "input, by a tensor": lambda self, x, y, k: F.cross_entropy(self(x * torch.tensor(k)), y),
+    "activation, by a tensor": lambda self, x, y, k: F.cross_entropy(self(x) * torch.tensor(k), y),
+    "in place": lambda self, x, y, k: F.cross_entropy(self(x.clone().mul_(k)), y),
+    "clamp": lambda self, x, y, k: F.cross_entropy(self(x.clamp(max=k / 10)), y),
+    "masked_fill": lambda self, x, y, k: F.cross_entropy(self(x).masked_fill(x[:, :CLASSES] > 0, k), y),
+    "label_smoothing": lambda self, x, y, k: F.cross_entropy(self(x), y, label_smoothing=k / 10),
+    "dropout": lambda self, x, y, k: F.cross_entropy(F.dropout(self(x), k / 10), y),
+    "mask": lambda self, x, y, k: exact_mean(F.cross_entropy(self(x), y, reduction="none"), y >= round(10 * k) - 10),
+    "a value of the samples": lambda self, x, y, k: F.cross_entropy(self(x / (1 + x.abs().max().item())), y),
+}
+
+
+@pytest.mark.parametrize("name", NUMBERS)
+def test_a_number_that_differs_between_micro_batches_is_refused_wherever_it_enters(name):
+    with pytest.raises(UncoveredError, match="made their losses unlike"):
+        fit(numbered(NUMBERS[name]), split=Split(1, 4, 3))
+
+
+def test_numbers_that_do_not_reach_a_gradient_may_differ():
+    def training_step(self, batch, batch_idx):
+        x, y = batch
+        logits = self(x)
+        loss = F.cross_entropy(logits, y, reduction="none")
+        scales = torch.tensor([0.5 + each for each in y.tolist()])  # of samples, as a collate function may leave them
+        total = (loss * scales).mean()
+        if not hasattr(self, "table"):
+            self.table = torch.full((CLASSES,), 0.3) / 7.0  # kept for the next micro-batches
+        total = total + F.mse_loss(logits * (torch.arange(5.0) / 6.0 + self.table), torch.zeros_like(logits))
+        self.log("sum", total * len(x))
+        self.log("right", (logits.argmax(1) == y).sum() / len(x))
+        self.log("spread", ((logits.detach() / len(x)) > batch_idx).float().mean())
+        return total
+
+    options = {"options": {"global_batch": 11}}
+    thirds, whole = (fit(network(training_step), split=split, **options) for split in (Split(1, 4, 3), Split(1, 11, 1)))
+    assert thirds.weights == whole.weights and len(set(whole.weights)) == 3
 
 
 def test_micro_batches_with_unlike_losses_are_refused():

@@ -154,6 +154,54 @@ class Freezes(Network):
         self.output.bias.requires_grad_(batch_idx % 3 != 2)
 
 
+class Buffered(Network):
+    """Activations times a buffer that training_step changes."""
+
+    def __init__(self, change):
+        super().__init__()
+        self.change = change
+        self.register_buffer("level", torch.ones(2))
+
+    def training_step(self, batch, batch_idx):
+        self.change(self)
+        return F.cross_entropy(self(batch[0]) * self.level[0], batch[1])
+
+
+def counts(self):
+    self.level += 0.5
+
+
+def rebinds(self):
+    self.level = self.level * 0.5
+
+
+def fills(self):
+    self.level.fill_(0.75)
+
+
+def makes(self):
+    if not hasattr(self, "cache"):
+        self.register_buffer("cache", torch.full((2,), 0.75), persistent=False)
+    self.level = self.cache
+
+
+def once_a_step(self):
+    if self.trainer.fit_loop.epoch_loop.batch_idx % self.trainer.accumulate_grad_batches == 0:
+        self.level *= 0.5
+
+
+@pytest.mark.parametrize("change", [counts, rebinds])
+def test_a_buffer_that_every_micro_batch_changes_is_refused(change):
+    with pytest.raises(UncoveredError, match="the buffer level was changed by two micro-batches of one step"):
+        fit(lambda: Buffered(change), split=Split(1, 4, 3))
+    assert len(set(fit(lambda: Buffered(change)).weights)) == 3
+
+
+@pytest.mark.parametrize("change", [fills, makes, once_a_step])
+def test_a_buffer_that_is_the_same_in_every_micro_batch_is_a_constant(change):
+    assert fit(lambda: Buffered(change), split=Split(1, 4, 3)).weights == fit(lambda: Buffered(change)).weights
+
+
 def test_a_parameter_that_is_frozen_within_a_step_is_named():
     with pytest.raises(UncoveredError, match=r"parameters output\.bias were frozen or unfrozen between two"):
         fit(Freezes, split=Split(1, 4, 3))

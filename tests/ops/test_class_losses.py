@@ -78,6 +78,20 @@ def test_class_indices_follow_the_written_sequence(weighted, smoothing):
     assert torch.allclose(items.detach().double(), stock, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.parametrize(("weighted", "smoothing"), [*itertools.product((False, True), (0.0, 0.1))])
+def test_no_rows_are_no_items(weighted, smoothing):
+    """A micro-batch whose sequences have no token that counts."""
+    logits, options = torch.zeros(0, C, requires_grad=True), {"weight": WEIGHTS if weighted else None}
+    for items in (
+        class_items(logits, TARGET[:0], label_smoothing=smoothing, **options),
+        probability_items(logits, torch.zeros(0, C), label_smoothing=smoothing, **options),
+        class_items(log_softmax(logits, 1), TARGET[:0], log_probabilities=True, **options),
+    ):
+        assert items.shape == (0,)
+        (gradient,) = torch.autograd.grad(items.sum(), logits)
+        assert gradient.shape == (0, C)
+
+
 def test_without_weights_and_smoothing_it_is_the_plain_cross_entropy():
     results = []
     for items_of in (class_items, cross_entropy_items):

@@ -10,7 +10,7 @@ import torch
 from det_lightning.errors import DetError
 from det_lightning.replay import replay
 from det_lightning.replay.group import worker_group
-from tests.claims.processes import Failed, in_new_process
+from tests.claims.processes import PATIENCE_SECONDS, Failed, in_new_process
 from tests.replay import recorded
 
 
@@ -23,7 +23,7 @@ def fail(rank: int, world_size: int, port: int, failing: int, how: str):
         raise ValueError(f"planted on rank {rank}")
     if rank == failing:
         os.kill(os.getpid(), signal.SIGKILL)
-    time.sleep(20)
+    time.sleep(10 * PATIENCE_SECONDS)
 
 
 def two_orders():
@@ -47,12 +47,10 @@ def test_rank_0_answers_and_workers_are_used_again():
 
 
 @pytest.mark.parametrize("failing", [0, 1])
-def test_an_error_names_its_rank_and_is_not_waited_for(failing):
-    started = time.monotonic()
+def test_an_error_names_its_rank_and_the_others_are_not_waited_for(failing):
     message = in_new_process(failing_order, failing, "raise")
     assert message == f"rank {failing} of 2 failed: ValueError: planted on rank {failing}"
     assert f"rank {failing} of 2 failed" in in_new_process(failing_order, failing, "kill")
-    assert time.monotonic() - started < 15
 
 
 def replay_after_threads(folder) -> bool:

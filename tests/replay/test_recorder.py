@@ -137,7 +137,7 @@ def test_a_worker_that_ended_before_it_read_its_order_does_not_hide_the_error(tm
     with SideRunner(tmp_path) as runner:
         runner.start(side)
         (worker,) = runner._workers.values()
-        worker.wait(timeout=30)
+        worker.wait(timeout=600)
         worker.stdin.write("an order")
 
 

@@ -110,7 +110,7 @@ REFUSED = [
     (noise, UncoveredError, "the global generator of torch was drawn from"),
     (noise_like, UncoveredError, "the global generator of torch was drawn from"),
     (nothing, UncoveredError, r"was not put through fabric\.backward"),
-    (penalty, UncoveredError, "applied to a mean over the batch"),
+    (penalty, UncoveredError, "applied to a mean over the batch .* computed in the model's forward"),
     (by_one_norm, UncoveredError, "norm of type 1"),
     (with_closure, UncoveredError, "steps without arguments"),
 ]
@@ -130,6 +130,24 @@ def test_a_body_of_the_loop_that_would_break_the_promise_is_refused(loop, body, 
         one.backward(x, y)
         one.optimizer.step()
     assert one.fabric.strategy.steps_done >= 4
+
+
+def test_a_buffer_that_every_micro_batch_changes_is_refused(loop):
+    one = loop(accumulate=2)
+    one.plain.register_buffer("count", torch.zeros(()))
+    batches = one.batches()
+    one.backward(*next(batches))
+    one.plain.count += 1
+    one.backward(*next(batches))
+    one.optimizer.step()
+    one.optimizer.zero_grad()
+    x, y = next(batches)
+    one.plain.count += 1
+    one.backward(x, y)
+    x, y = next(batches)
+    one.plain.count += 1
+    with pytest.raises(UncoveredError, match="the buffer count was changed by two micro-batches of one step"):
+        one.backward(x, y)
 
 
 def test_steps_where_the_loop_counts_otherwise_are_refused_with_both_numbers(loop):

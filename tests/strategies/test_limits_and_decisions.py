@@ -11,7 +11,7 @@ from lightning.pytorch import Callback
 from lightning.pytorch.callbacks import BatchSizeFinder, EarlyStopping, ModelCheckpoint
 from lightning.pytorch.tuner import Tuner
 from lightning.pytorch.utilities import CombinedLoader
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader, Dataset, Sampler
 
 from det_lightning.errors import InputError, UncoveredError
 from det_lightning.strategies.given_ranks import free_port
@@ -19,7 +19,7 @@ from tests.claims.processes import Background, Failed, on_ranks
 from tests.claims.test_resume import assert_continues
 from tests.claims.test_world_size import assert_same_training
 from tests.claims.trainings import Network, Run, Split, bytes_of, spread_samples, train
-from tests.strategies.test_trainer_features import plain, trainer_of
+from tests.strategies.test_trainer_features import Seen, plain, trainer_of
 
 RUN = Run(split=Split(1, 12, 1), samples=58, steps=9, options={"global_batch": 12}, loader={"shuffle": True})
 OTHER_SPLITS = [Split(1, 1, 3), Split(2, 1, 2)]
@@ -66,6 +66,60 @@ def test_a_fraction_of_an_epoch_goes_on_at_another_split_and_the_trainer_keeps_i
 def test_a_fraction_of_less_than_a_step_is_refused():
     with pytest.raises(InputError, match=r"limit_train_batches=0\.1 of 5 optimizer steps is less than one step"):
         outcome_of(replace(RUN, trainer={"limit_train_batches": 0.1}))
+
+
+class Backwards(Sampler):
+    def __init__(self, data):
+        self.data = data
+
+    def __iter__(self):
+        return iter(range(len(self.data))[::-1])
+
+    def __len__(self):
+        return len(self.data)
+
+
+class InParts(Backwards):
+    """A batch sampler whose batches are the same at every split."""
+
+    def __iter__(self):
+        return iter([*range(first, first + 4)] for first in range(0, len(self.data), 4))
+
+    def __len__(self):
+        return len(self.data) // 4
+
+
+DATA = spread_samples(44)
+EVALUATIONS = {
+    "in order": {},
+    "shuffled": {"shuffle": True},
+    "a sampler": {"sampler": Backwards(DATA)},
+    "a sampler, dropping": {"sampler": Backwards(DATA), "drop_last": True, "batch_size": 5},
+    "a batch sampler": {"batch_sampler": InParts(DATA)},
+}
+
+
+def evaluate_a_part(rank, world_size, port, batch: int, limit: float) -> dict[str, list[dict[str, float]]]:
+    """Of a third of the data by validate, test, and the validation of a fit."""
+    limits = {"limit_val_batches": limit, "limit_test_batches": limit}
+    found = {}
+    for name, options in EVALUATIONS.items():
+        one = trainer_of(rank, world_size, port, max_steps=1, val_check_interval=1, **limits)
+        loader = DataLoader(DATA, **{"batch_size": 1 if "batch_sampler" in options else batch, **options})
+        module = Seen()
+        found[name] = [one.validate(module, loader, verbose=False)[0], one.test(module, loader, verbose=False)[0]]
+        one.fit(module, DataLoader(DATA, batch_size=12 // world_size), loader)
+        found[name].append({key: float(value) for key, value in one.callback_metrics.items()})
+        assert (one.limit_val_batches, one.limit_test_batches) == (limit, limit)
+    return found
+
+
+def test_a_fraction_of_an_evaluation_is_of_the_same_samples_at_every_split():
+    for limit, counts in ((0.35, [15, 15, 15, 14, 12]), (1.0, [44, 44, 44, 40, 44])):
+        expected = on_ranks(1, evaluate_a_part, 10, limit)[0]
+        assert [[each["count"] for each in found] for found in expected.values()] == [[count] * 3 for count in counts]
+        for world_size, batch in ((2, 5), (3, 1)):
+            assert on_ranks(world_size, evaluate_a_part, batch, limit)[0] == expected
 
 
 class Skipping(Network):
@@ -159,23 +213,23 @@ class Tuned(Network):
         return DataLoader(spread_samples(48), batch_size=12)
 
 
-def test_the_finder_of_learning_rates_moves_no_bit_of_the_fit_that_follows(trainer):
-    module, one = Tuned(), trainer(enable_checkpointing=True)
+def test_the_finder_of_learning_rates_moves_no_bit_of_the_fit_that_follows(trainer, tmp_path):
+    module, one = Tuned(), trainer(enable_checkpointing=True, default_root_dir=tmp_path)
     found = Tuner(one).lr_find(module, num_training=20, min_lr=1e-4, update_attr=False, attr_name="rate")
     assert len(set(found.results["loss"])) > 10
     one.fit(module)
     assert bytes_of(module) == plain()[-1]
 
 
-def test_the_finder_of_learning_rates_is_refused_where_it_would_see_a_part_of_the_batch(trainer):
-    one = trainer(enable_checkpointing=True, accumulate_grad_batches=2)
+def test_the_finder_of_learning_rates_is_refused_where_it_would_see_a_part_of_the_batch(trainer, tmp_path):
+    one = trainer(enable_checkpointing=True, accumulate_grad_batches=2, default_root_dir=tmp_path)
     with pytest.raises(UncoveredError, match="1 ranks and accumulate_grad_batches=2 the rate it finds would depend"):
         Tuner(one).lr_find(Tuned(), num_training=8, attr_name="rate")
 
 
-def test_the_finder_of_batch_sizes_is_refused_by_lightning(trainer):
+def test_the_finder_of_batch_sizes_is_refused_by_lightning(trainer, tmp_path):
     with pytest.raises(Exception, match="Batch size finder is not supported with distributed strategies"):
-        trainer(BatchSizeFinder(), enable_checkpointing=True).fit(Tuned())
+        trainer(BatchSizeFinder(), enable_checkpointing=True, default_root_dir=tmp_path).fit(Tuned())
 
 
 # Decisions on what was measured

@@ -22,7 +22,7 @@ def python(*arguments: str, cwd: Path = ROOT) -> str:
     inherited = {name: value for name, value in os.environ.items() if name not in GROUP_VARIABLES}
     environment = {**inherited, "PYTHONPATH": str(ROOT), "PYTHONWARNINGS": "ignore", "OMP_NUM_THREADS": "1"}
     finished = subprocess.run(
-        [sys.executable, *arguments], capture_output=True, text=True, env=environment, cwd=cwd, timeout=240
+        [sys.executable, *arguments], capture_output=True, text=True, env=environment, cwd=cwd, timeout=600
     )
     assert finished.returncode == 0, finished.stderr[-3000:]
     return finished.stdout
@@ -56,6 +56,13 @@ def test_C45_every_launcher_gives_the_same_bytes(strategy, prefix, tmp_path, one
     out = tmp_path / "digest.txt"
     python(*prefix, SCRIPT, "lightning.pytorch", strategy, "2", str(out), cwd=tmp_path)
     assert out.read_text().split() == ["2", "7", one_rank]
+
+
+def test_what_a_forked_rank_raised_is_the_last_word(tmp_path):
+    nowhere = str(tmp_path / "no such folder" / "digest.txt")
+    with pytest.raises(AssertionError, match="FileNotFoundError") as failed:
+        python(SCRIPT, "lightning.pytorch", "det_fork", "2", nowhere, cwd=tmp_path)
+    assert "During handling of the above exception" not in str(failed.value)
 
 
 ORDER = """

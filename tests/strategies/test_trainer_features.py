@@ -20,7 +20,7 @@ from det_lightning.layers.linear import DetLinear
 from det_lightning.replay.run import QUIET_TRAINER, quiet_lightning
 from det_lightning.strategies.given_ranks import free_port, given_ranks
 from det_lightning.strategies.lightning_strategy import DetStrategy
-from tests.claims.processes import on_ranks
+from tests.claims.processes import Failed, on_ranks
 from tests.claims.test_world_size import trained
 from tests.claims.trainings import CLASSES, Network, Run, Split, bytes_of, spread_samples, train
 
@@ -354,7 +354,7 @@ def evaluate(rank, world_size, port, samples: int, batch: int):
     values = [{name: float(value) for name, value in one.callback_metrics.items()}]
     values += [one.validate(module, loader, verbose=False)[0], one.test(module, loader, verbose=False)[0]]
     if samples < world_size:
-        return values, None  # Lightning itself cannot predict with a rank that has no sample
+        return values, None  # refused, see below
     predicted = [row.numpy().tobytes() for part in one.predict(module, loader) for row in part]
     assert one.validate(module, loader, verbose=False)[0] == values[1]
     assert type(module.hidden) is nn.Linear
@@ -375,6 +375,15 @@ def test_C39_C40_every_sample_is_evaluated_exactly_once(samples, batch):
             assert values[0]["inferred"] == mean
         if samples >= world_size:
             assert sorted(row for _, predicted in ranks for row in predicted) == expected
+
+
+def predict_two(rank, world_size, port):
+    return trainer_of(rank, world_size, port).predict(Seen(), DataLoader(spread_samples(2), batch_size=1))
+
+
+def test_predicting_fewer_samples_than_ranks_is_refused_with_both_numbers():
+    with pytest.raises(Failed, match=r"Trainer\.predict got 2 samples for 3 ranks.*devices=2 or fewer"):
+        on_ranks(3, predict_two)
 
 
 def test_dropping_the_last_of_an_evaluation_drops_the_same_samples_at_every_split():

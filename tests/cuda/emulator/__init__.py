@@ -1,7 +1,8 @@
 """The kernels of products as they are shipped, compiled for the host and run there thread by thread: no GPU needed.
 
-What it cannot show: races, asynchronous copies, the hardware's own tensor cores (their instructions are written down in
-`matrix_units.cuh` from PTX's manual), and the compiler for GPUs.
+It runs threads in their order or in any other (`grid.h`), lets copies to shared memory come late, and notes addresses,
+shifts and indices that a GPU does not take. What it cannot show: blocks that run beside each other, the hardware's own
+tensor cores (their instructions are written down in `matrix_units.cuh` from PTX's manual), and the compiler for GPUs.
 """
 
 import ctypes
@@ -26,7 +27,8 @@ def _compiler() -> str | None:
 
 COMPILER = _compiler()
 FLAGS = (
-    "-std=c++17", "-O2", "-fPIC", "-shared", "-ffp-contract=off", "-frounding-math", "-fno-strict-aliasing", "-w",
+    "-std=c++17", "-O2", "-fPIC", "-ffp-contract=off", "-frounding-math", "-fno-strict-aliasing", "-w",
+    "-U_FORTIFY_SOURCE", "-fsanitize=alignment,shift-exponent,bounds",
 )  # fmt: skip
 
 # PTX that a host does not have, and what it means.
@@ -46,6 +48,24 @@ PTX = {
 }
 
 
+def build(program: str, library: Path, *macros: str) -> ctypes.CDLL:
+    """A program that includes sources of the library's folder."""
+    compiled = library.with_suffix(".o")
+    command = [COMPILER, *FLAGS, *macros, f"-I{library.parent}", "-c", "-x", "c++", "-", "-o", compiled]
+    subprocess.run(command, input=program, text=True, check=True)
+    # Without the flags: what the checks call is in grid.h, and no library of the compiler's is needed for it.
+    subprocess.run([COMPILER, "-shared", compiled, "-o", library], check=True)
+    loaded = ctypes.CDLL(str(library))
+    loaded.fault.restype = ctypes.c_char_p
+    return loaded
+
+
+def check_faults(library: ctypes.CDLL, kernel: str) -> None:
+    """After each launch: addresses that are no multiple of what is loaded from them, shifts, indices."""
+    fault = library.fault()
+    assert fault is None, f"{kernel}: an address, a shift or an index that is not allowed, first in {fault.decode()}"
+
+
 class Emulator:
     """Libraries of kernels, in a folder of their own."""
 
@@ -60,15 +80,22 @@ class Emulator:
         for name, content in text.items():
             (folder / name).write_text(content, encoding="utf-8")
 
+    def altered(self, folder: Path, source: str, before: str, after: str) -> "Emulator":
+        """The same, but for one source in which a text stands in place of another."""
+        other, path = Emulator(folder), folder / f"{source}.cu"
+        text = path.read_text(encoding="utf-8")
+        assert text.count(before) == 1, f"{source} does not have {before!r} once"
+        path.write_text(text.replace(before, after), encoding="utf-8")
+        other._libraries = {key: library for key, library in self._libraries.items() if key[0] != source}
+        return other
+
     def library(self, source: str, defines: tuple[tuple[str, int], ...]) -> ctypes.CDLL:
         found = self._libraries.get((source, defines))
         if found is None:
             path = self._folder / f"{source}{''.join(f'.{name}{value}' for name, value in defines)}.so"
             program = f'#include "grid.h"\n#include "product.cuh"\n#include "{source}.cu"\n#include "launch.h"\n'
             macros = [f"-D{name}={value}" for name, value in defines]
-            command = [COMPILER, *FLAGS, *macros, f"-I{self._folder}", "-x", "c++", "-", "-o", path]
-            subprocess.run(command, input=program, text=True, check=True)
-            found = self._libraries[source, defines] = ctypes.CDLL(str(path))
+            found = self._libraries[source, defines] = build(program, path, *macros)
         return found
 
     def chain(self, index: int, calls, changing: int, fixed) -> "EmulatedChain":
@@ -77,6 +104,9 @@ class Emulator:
 
 
 class EmulatedChain:
+    disorder = 0
+    """See `grid.h`."""
+
     def __init__(self, emulator: Emulator, calls, fixed):
         self.calls, self._emulator, self._fixed = calls, emulator, fixed
 
@@ -87,4 +117,5 @@ class EmulatedChain:
         for call in self.calls:
             library = self._emulator.library(call.source, call.defines)
             kernel = ctypes.cast(getattr(library, call.kernel), ctypes.c_void_p)
-            library.launch(kernel, call.blocks[0], call.threads, call.shared_bytes, product)
+            library.launch(kernel, call.blocks[0], call.threads, call.shared_bytes, self.disorder, product)
+            check_faults(library, call.kernel)

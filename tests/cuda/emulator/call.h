@@ -18,10 +18,10 @@ void run(
     void (*kernel)(Arguments...), unsigned columns, unsigned rows, unsigned count, const long long* values,
     std::index_sequence<PLACES...>
 ) {
-    gridDim.x = columns, gridDim.y = rows, blockDim.x = count;
+    gridDim.x = columns, gridDim.y = rows, blockDim.x = count, disorder = 1;
     body = [=] { kernel(argument<Arguments>(values[PLACES])...); };
     for (blockIdx.y = 0; blockIdx.y < rows; blockIdx.y++)
-        for (blockIdx.x = 0; blockIdx.x < columns; blockIdx.x++) run_block(count);
+        for (unsigned n = 0; n < columns; n++) blockIdx.x = columns - 1 - n, run_block(count);
 }
 
 template <class... Arguments>

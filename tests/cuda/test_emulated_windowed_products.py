@@ -1,0 +1,99 @@
+"""Products added into windowed digits by the emulated kernels: what fits the window, and what is left to the caller."""
+
+import ctypes
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from det_lightning.arithmetic.formats import BFLOAT16, FLOAT16, FLOAT32  # noqa: E402
+from det_lightning.kernels import cuda_gemm_windowed  # noqa: E402
+from det_lightning.kernels.cpu import reduction  # noqa: E402
+from det_lightning.ops.gemm import det_gemm_partial  # noqa: E402
+from det_lightning.ops.gemm_windowed import _add_elements  # noqa: E402
+from det_lightning.ops.windowed_digits import WindowedDigits  # noqa: E402
+
+from . import emulator as emulation  # noqa: E402
+from .conftest import check_guards, guarded  # noqa: E402
+from .test_products_on_gpu import any_finite, normal, numbers, outliers, subnormal, with_specials  # noqa: E402
+
+PROGRAM = """
+#include "call.h"
+#include "gemm.cu"
+extern "C" void launch_elements(unsigned columns, unsigned count, const long long* values) {
+    grid::call(gemm_elements, columns, 1, count, values);
+}
+"""
+
+
+@pytest.fixture(scope="module")
+def elements(emulator, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("elements")
+    emulation.Emulator(folder)  # writes the sources
+    return emulation.build(PROGRAM, folder / "gemm.so")
+
+
+@pytest.fixture
+def add(emulated_product, elements, monkeypatch):
+    """(target or None, x, w, engine) -> (target += x @ w.T, how many elements did not fit)."""
+
+    def launch(device, source, kernel, blocks, threads, *arguments):
+        assert (source, kernel) == ("gemm", "gemm_elements") and blocks[0] > 0
+        elements.launch_elements(blocks[0], threads, (ctypes.c_longlong * len(arguments))(*arguments))
+        emulation.check_faults(elements, kernel)
+
+    monkeypatch.setattr(cuda_gemm_windowed, "launch", launch)
+    monkeypatch.setattr(cuda_gemm_windowed._known, "prepared", {})
+
+    def added(target, x, w, engine="int8", count=5):
+        fresh, rows, columns = target is None, x.shape[0], w.shape[0]
+        if fresh:
+            words, around = guarded(4 * count * rows * columns)
+            base, around_base = guarded(8 * rows)
+            words, base = words.view(torch.int32).view(count, rows, columns), base.view(torch.int64)
+        else:
+            words, base = target.words, target.base
+        left = cuda_gemm_windowed.add(x, w, words, base, fresh, 12, engine)
+        if fresh:
+            check_guards(around, around_base)
+            target = WindowedDigits(base, words)
+        else:
+            target.states += 1
+        if left is not None:
+            _add_elements(target, *left)
+        return target, 0 if left is None else len(left.elements)
+
+    return added
+
+
+@pytest.mark.parametrize("disorder", [0, 2])
+@pytest.mark.parametrize("engine", ["float64", "int8"])
+def test_what_does_not_fit_is_left_and_nothing_is_lost(add, monkeypatch, engine, disorder):
+    monkeypatch.setattr(emulation.EmulatedChain, "disorder", disorder)
+    some_fit = False
+    for seed, (data, form, columns) in enumerate(
+        [(normal, FLOAT32, 9), (outliers, FLOAT32, 10), (any_finite, FLOAT16, 9), (with_specials, BFLOAT16, 34),
+         (subnormal, FLOAT32, 10)]
+    ):  # fmt: skip
+        rng = numbers(150 + seed)
+        x, w = data(rng, form, (18, 37)), data(rng, form, (columns, 37))
+        target, left = add(None, x, w, engine)
+        assert torch.equal(target.to_digits(), det_gemm_partial(x, w))
+        some_fit |= left == 0
+        # More is added to it, from rows of other sizes and of another format.
+        y, other = any_finite(rng, FLOAT32, (18, 5)), normal(rng, BFLOAT16, (columns, 5))
+        wanted = reduction.normalise(det_gemm_partial(x, w) + det_gemm_partial(y, other))
+        target, left = add(target, y, other, engine)
+        assert left > 0 and torch.equal(target.to_digits(), wanted)
+    assert some_fit
+
+
+@pytest.mark.parametrize("engine", ["float64", "int8"])
+@pytest.mark.parametrize("shape", [(1, 1, 1), (1, 30, 1), (2, 1, 33), (33, 17, 2)], ids=str)
+def test_sizes_of_one_and_rows_in_parts(add, monkeypatch, shape, engine):
+    monkeypatch.setattr(cuda_gemm_windowed, "rows_at_once", lambda *_: 16)
+    m, k, n = shape
+    x, w = normal(numbers(160), FLOAT32, (m, k)), any_finite(numbers(161), FLOAT32, (n, k))
+    for a, b in ((x, w), (x.t().contiguous().t(), torch._neg_view(w)), (torch.zeros_like(x), w)):
+        target, _ = add(None, a, b, engine)
+        assert torch.equal(target.to_digits(), det_gemm_partial(a, b))
