@@ -163,7 +163,7 @@ def exchange_on_gpus() -> str:
 
 
 def ledger_costs() -> str:
-    gpu, cpu = load("ledger-h200.json"), load("ledger-cpu.json")
+    gpu, cpu, guard = load("ledger-h200.json"), load("ledger-cpu.json"), load("fault-guard-cpu.json")
     recording, aims = gpu["recording"], gpu["aims"]
     rows = [
         f"| {row['tensors']} | {row['share_of_copy_percent']} % | {row['digest_GB_per_s']} GB/s |"
@@ -180,7 +180,11 @@ def ledger_costs() -> str:
         f"Two ledgers of {cpu['ledgers']['steps']:,} steps of {cpu['ledgers']['tensors']} tensors that part in the middle: "
         f"{commands}, the start of the interpreter included (aim 2 s). Digests on one CPU core: "
         f"{cpu['digest']['memory_GB_per_s']} GB/s from memory, {cpu['digest']['cache_GB_per_s']} GB/s from the cache "
-        f"(aim 2).\n\n<sub>{origin(cpu)}</sub>"
+        f"(aim 2).\n\n<sub>{origin(cpu)}</sub>\n\n"
+        f'`FaultGuard` on a CPU, {guard["work"]}, `strategy="det"`: a step in which memory is '
+        f"compared takes {guard['memory_percent']} % more, one in which everything is {guard['all_percent']} % more; with "
+        f"everything at every tenth step that is {guard['all_every_10_percent']} % on average.\n\n"
+        f"<sub>{origin(guard)}</sub>"
     )
 
 

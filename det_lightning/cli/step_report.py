@@ -25,7 +25,8 @@ _WHAT = {
     INPUT: "it read a tensor that no recorded operation made different",
     CODE: "the two runs execute different operations from here on",
     DATA: "the batch differs before any module has run: look at the data, its augmentation and its order",
-    STATE_BEFORE: "the state before the step differs, in something that the ledger does not record",
+    STATE_BEFORE: "the state before the step differs in something that the ledger does not record, as on a rank above 0: "
+    "an earlier step made it so, and ReplicaGuard stops at the one where the ranks' copies drift apart",
     STATE_AFTER: "the state after the step differs, though no recorded operation made it different",
 }
 _RANDOM = ("bernoulli", "native_dropout", "uniform", "normal", "rand", "multinomial", "poisson", "exponential")
@@ -36,6 +37,8 @@ def meaning(difference: OperationDifference) -> str:
     one = difference.reference or difference.candidate
     if difference.kind == INPUT and one.name == CONSTANT:
         return "the program computes with another constant: look at hyperparameters and at the code in this place"
+    if difference.kind == INPUT and difference.origin is not None and difference.origin[0] != difference.origin[1]:
+        return "the two runs read different tensors in this place: look at where each of them comes from"
     if difference.kind == OPERATION and any(word in one.name for word in _RANDOM):
         return "it draws random numbers, and drew others: look at the seed and at what draws before it"
     return _WHAT[difference.kind]

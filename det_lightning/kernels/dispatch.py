@@ -48,6 +48,9 @@ def check_device(operation: str, name: str, value: torch.Tensor) -> None:
         raise InputError(
             f"{operation}: {name} has layout {value.layout}; only strided tensors are allowed; use {name}.to_dense()"
         )
+    if value.is_quantized or value.is_nested:  # strided by name, but what they hold is not in their elements alone
+        what, use = ("quantized", "dequantize()") if value.is_quantized else ("nested", "unbind()")
+        raise InputError(f"{operation}: {name} is a {what} tensor; only plain tensors are allowed; use {name}.{use}")
 
 
 class _Family:
@@ -129,7 +132,7 @@ def many_lanes(tensors: Sequence[torch.Tensor], places: Sequence[Place | None] |
             raise InputError(
                 f"many_lanes: tensors on {device} and {tensor.device}; digest those of each device in one call"
             )
-        if tensor.layout is not torch.strided:
+        if tensor.layout is not torch.strided or tensor.is_quantized or tensor.is_nested:
             check_device("many_lanes", "tensor", tensor)
     check_device("many_lanes", "tensor", tensors[0])
     return kernels_of("digest_batch").many_lanes(tensors[0], tensors, places)

@@ -54,5 +54,8 @@ def _update(differ: set[str], agree: set[str]) -> str:
     if "optimizer" in differ:
         return "gradients of this step agree: the optimizer's update differs"
     if "optimizer" in agree:
-        return "gradients and optimizer state of this step agree: the weights changed between the update and the record"
+        return (
+            "gradients and optimizer state of this step agree: the update has another setting that leaves no trace in that "
+            "state (eps, decoupled weight decay), or the weights changed after it"
+        )
     return "gradients of this step agree: the weights changed in the update or between it and the record"

@@ -4,9 +4,11 @@ from pathlib import Path
 from typing import Any
 
 from det_lightning.errors import InputError, LedgerError
+from det_lightning.ledger.kept_checkpoints import nearest_checkpoint
 from det_lightning.ledger.record import KINDS
 from det_lightning.ledger.store import LedgerReader
 from det_lightning.replay.checkpoint_state import STATE_DICT, load_checkpoint
+from det_lightning.replay.plan import recorded_split
 from det_lightning.replay.replay import run_plan
 from det_lightning.replay.run import ReplayPlan
 from det_lightning.replay.saved_run import SavedRun
@@ -19,6 +21,7 @@ def ledger_between(
 ) -> tuple[Path, Path | None]:
     """Trains from the state after `start` (None: from the beginning) to step `stop` and records it in `scratch`.
 
+    Where no such state was kept, as by a ledger under a stock strategy, it trains from an earlier one or from the beginning.
     Stock Lightning does not continue the order of an epoch from a checkpoint: where the replay misses the kept state, it
     is run from the beginning.
 
@@ -28,9 +31,7 @@ def ledger_between(
         InputError: nothing says how the run is built.
         LedgerError: no replay ends in the state that the run kept after `stop`.
     """
-    checkpoint = None if start is None else run.checkpoints.get(start)
-    if start is not None and start > 0 and checkpoint is None:
-        raise LedgerError(f"{run.path} kept no checkpoint of step {start} to start a replay from")
+    checkpoint = None if start is None else _checkpoint(run, start)
     if run.ledger is None and entry is None:
         raise InputError(
             f"{run.path} does not say how its run is built. Give --entry package.module:function, twice for two versions"
@@ -60,6 +61,14 @@ def ledger_between(
     )
 
 
+def _checkpoint(run: SavedRun, step: int) -> Path | None:
+    """What can be started from at or before `step`; of a ledger only what still has the recorded digest."""
+    if run.ledger is None:
+        return run.checkpoints.get(step)
+    nearest = nearest_checkpoint(run.ledger, step)
+    return None if nearest is None else Path(nearest.path)
+
+
 def _unlike(run: SavedRun, ledger: Path, step: int) -> list[str]:
     """The weights and buffers after `step` in which the replay is not what the run kept."""
     with LedgerReader(ledger) as again:
@@ -72,12 +81,8 @@ def _unlike(run: SavedRun, ledger: Path, step: int) -> list[str]:
 def _header(run: SavedRun, checkpoint: Path | None) -> dict[str, Any]:
     """Recipe, entry and accumulation: recorded, or as far as a checkpoint tells."""
     if run.ledger is not None:
-        environment = run.ledger.environment
-        return {
-            "recipe": run.ledger.recipe,
-            "entry": run.ledger.entry,
-            "accumulate": environment["world_size"] * environment["accumulate"],
-        }
+        world, accumulate = recorded_split(run.ledger)
+        return {"recipe": run.ledger.recipe, "entry": run.ledger.entry, "accumulate": world * accumulate}
     stamp = load_checkpoint(checkpoint).get(_STAMP)
     if stamp is None:
         recipe: dict[str, Any] = {"arithmetic": "stock SingleDeviceStrategy", "precision": "32-true", "data": None}

@@ -170,6 +170,9 @@ def read_golden(path: str | Path) -> dict[str, Any]:
         and run.get("precision") in _PRECISIONS
         and type(run.get("seed")) is int
         and (run.get("global_batch") is None or type(run["global_batch"]) is int)
+        and all(
+            isinstance(row, list) and all(isinstance(each, str) for each in row) for row in content["names"].values()
+        )
         and all(_is_step(content, each, number) for number, each in enumerate(steps))
     )
     if not sound:

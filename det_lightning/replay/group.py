@@ -16,14 +16,26 @@ from det_lightning.strategies.given_ranks import free_port
 
 
 def _work(rank: int, orders: Connection) -> None:
-    """Runs each order; answers ("result", value) or ("error", traceback)."""
+    """Runs each order; answers ("result", value) or ("error", (last words, traceback))."""
     torch.set_num_threads(1)  # a fork has none of the threads that its parent started; waiting for them would hang
     while (order := orders.recv()) is not None:
         function, arguments = order
         try:
             orders.send(("result", function(rank, *arguments)))
-        except BaseException:
-            orders.send(("error", traceback.format_exc()))
+        except BaseException as error:
+            orders.send(("error", (last_words(error), traceback.format_exc())))
+
+
+def last_words(error: BaseException) -> str:
+    """What an exception says, without where it came from."""
+    return "".join(traceback.format_exception_only(error)).strip()
+
+
+def error_from_elsewhere(message: str, where_from: str) -> DetError:
+    """An error of another process: its message in one sentence, its traceback as a note, which --debug shows."""
+    error = DetError(message)
+    error.add_note(where_from)
+    return error
 
 
 class Group:
@@ -39,7 +51,8 @@ class Group:
             function: importable by name; the ranks meet at the loopback `port` (strategies/given_ranks.py).
 
         Raises:
-            DetError: a rank raised or ended; the message holds its traceback. The group is then not to be used again.
+            DetError: a rank raised or ended; the message says what it raised, a note its traceback. The group is then not to
+                be used again.
         """
         ranks = self._connections[:world_size]
         port = free_port()
@@ -51,9 +64,12 @@ class Group:
                 try:
                     kind, value = connection.recv()
                 except (EOFError, ConnectionError):
-                    kind, value = "error", "the process ended without an answer"
+                    kind, value = "error", ("the process ended without an answer", "")
                 if kind == "error":
-                    raise DetError(f"rank {ranks.index(connection)} of {world_size} failed:\n{value}")
+                    said, where_from = value
+                    raise error_from_elsewhere(
+                        f"rank {ranks.index(connection)} of {world_size} failed: {said}", where_from
+                    )
                 answers[connection] = value
                 waiting.remove(connection)
         return answers[ranks[0]]

@@ -42,7 +42,7 @@ def plan_replay(
         raise InputError(f"the range {start} to {stop} is not within the ledger's steps {first} to {last}")
     if (world is not None and world < 1) or (accumulate is not None and accumulate < 1):
         raise InputError(f"world and accumulate are at least 1, got {world} and {accumulate}")
-    recorded = _split(reference)
+    recorded = recorded_split(reference)
     if world is None:
         world, accumulate = recorded[0], accumulate or recorded[1]
     accumulate = accumulate or -(-recorded[0] * recorded[1] // world)
@@ -69,9 +69,14 @@ def plan_replay(
     )
 
 
-def _split(reference: LedgerReader) -> tuple[int, int]:
-    """(world size, accumulation) of the recorded run."""
+def recorded_split(reference: LedgerReader) -> tuple[int, int]:
+    """(world size, accumulation) of the recorded run. Raises LedgerError if they are none that can be run here."""
     split = tuple(reference.environment.get(name) for name in ("world_size", "accumulate"))
+    if split == (None, None):
+        raise LedgerError(
+            f"{reference.path} does not say its world size and accumulation, as a PlainLedger does not: only runs of "
+            f"Lightning's Trainer can be replayed"
+        )
     most = MOST_PROCESSES, MOST_MICRO_BATCHES
     if not all(type(each) is int and 1 <= each <= limit for each, limit in zip(split, most, strict=True)):
         raise LedgerError(
@@ -96,7 +101,7 @@ def _accelerator(reference: LedgerReader, world: int) -> str:
     return "cpu"
 
 
-def _refuse_other_arithmetic(reference: LedgerReader, recorded_split: bool) -> None:
+def _refuse_other_arithmetic(reference: LedgerReader, at_recorded_split: bool) -> None:
     arithmetic = reference.recipe.get("arithmetic")
     if arithmetic == "det" and reference.recipe.get("data"):
         return
@@ -105,9 +110,9 @@ def _refuse_other_arithmetic(reference: LedgerReader, recorded_split: bool) -> N
             f"{reference.path} was recorded under {arithmetic!r}, which cannot be replayed; what can: "
             f'strategy="det", {", ".join(_STOCK)}'
         )
-    if not recorded_split:
+    if not at_recorded_split:
+        world, accumulate = recorded_split(reference)
         raise LedgerError(
-            f"{reference.path} was recorded under {arithmetic!r}: its bits hold for world size "
-            f"{reference.environment['world_size']} and accumulation {reference.environment['accumulate']} only; "
-            f'a run of strategy="det" can be replayed at any'
+            f"{reference.path} was recorded under {arithmetic!r}: its bits hold for world size {world} and accumulation "
+            f'{accumulate} only (--world {world} --accumulate {accumulate}); a run of strategy="det" can be replayed at any'
         )

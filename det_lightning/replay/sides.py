@@ -16,6 +16,7 @@ from typing import Any
 from det_lightning.errors import DetError
 from det_lightning.ledger.compare import difference_at
 from det_lightning.ledger.store import LedgerReader
+from det_lightning.replay.group import error_from_elsewhere, last_words
 from det_lightning.replay.plan import plan_replay
 from det_lightning.replay.replay import run_plan
 from det_lightning.replay.run import ReplayPlan
@@ -91,7 +92,7 @@ class SideRunner:
         """Replays `side` up to the recorded step, with the operations of that step written to the recording's folder.
 
         Raises:
-            DetError: what the replay raised, with its traceback if it ran in another process.
+            DetError: what the replay raised, with its traceback as a note if it ran in another process.
         """
         order = {
             "protocol": PROTOCOL,
@@ -109,7 +110,8 @@ class SideRunner:
             return Outcome(**carry_out(order))
         answer = self._ask(side, order)
         if "error" in answer:
-            raise DetError(f"the replay of {side.ledger} {_where(side)} failed:\n{answer['error'].strip()[-_TAIL:]}")
+            message = f"the replay of {side.ledger} {_where(side)} failed: {answer['error']}"
+            raise error_from_elsewhere(message, answer["traceback"])
         return Outcome(**answer)
 
     def start(self, side: Side) -> None:
@@ -140,9 +142,11 @@ class SideRunner:
             return json.loads(worker.stdout.readline())
         except (OSError, ValueError):
             said = self._errors([*self._workers].index(key)).read_text(encoding="utf-8", errors="replace")
-            raise DetError(
+            last = said.strip().rpartition("\n")[2] or "nothing"
+            raise error_from_elsewhere(
                 f"the process for the replay of {side.ledger} {_where(side)} ended without an answer; det-lightning must be "
-                f"importable there. It said: {said.strip()[-_TAIL:]}"
+                f"importable there. The last that it said: {last}",
+                said.strip()[-_TAIL:],
             ) from None
 
     def _errors(self, place: int) -> Path:
@@ -211,8 +215,8 @@ def main() -> int:
     for line in sys.stdin:
         try:
             answer = carry_out(json.loads(line))
-        except BaseException:
-            answer = {"error": traceback.format_exc()}
+        except BaseException as error:
+            answer = {"error": last_words(error), "traceback": traceback.format_exc()}
         answers.write(json.dumps(answer) + "\n")
         answers.flush()
     return 0

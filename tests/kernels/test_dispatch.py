@@ -7,7 +7,7 @@ from det_lightning.arithmetic.formats import FORMATS
 from det_lightning.arithmetic.tensor_digest import lanes, words_of
 from det_lightning.errors import InputError
 from det_lightning.kernels.cpu import digest
-from det_lightning.kernels.dispatch import tensor_lanes
+from det_lightning.kernels.dispatch import many_lanes, tensor_lanes
 
 INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 PLAIN = [torch.float32, torch.bfloat16, torch.float16, torch.float64, torch.int8, torch.uint8, torch.int16, torch.int32]
@@ -77,3 +77,12 @@ def test_what_is_no_dense_cpu_tensor_is_refused():
         tensor_lanes(torch.ones(2, device="meta"))
     with pytest.raises(InputError, match="only strided tensors"):
         tensor_lanes(torch.eye(2).to_sparse())
+
+
+@pytest.mark.parametrize("lanes", [tensor_lanes, lambda tensor: many_lanes([torch.ones(2), tensor])])
+@pytest.mark.filterwarnings("ignore")
+def test_a_tensor_whose_memory_is_not_its_elements_is_refused_and_not_read(lanes):
+    with pytest.raises(InputError, match="is a quantized tensor; only plain tensors"):
+        lanes(torch.quantize_per_tensor(torch.ones(3), 0.1, 0, torch.qint8))
+    with pytest.raises(InputError, match="is a nested tensor; only plain tensors"):
+        lanes(torch.nested.nested_tensor([torch.ones(2), torch.ones(3)]))

@@ -47,7 +47,7 @@ def explained(*names, step=3, unrecorded=(), last_match=2):
         (["clip", "weights"], "gradients of this step agree: their norm"),
         (["learning_rates", "weights"], "the learning rates differ"),
         (["optimizer", "weights"], "gradients of this step agree: the optimizer's update differs"),
-        (["weights"], "gradients and optimizer state of this step agree: the weights changed between"),
+        (["weights"], "gradients and optimizer state of this step agree: the update has another setting"),
         (["buffers"], "only buffers differ"),
         ([], "all fields of this record agree"),
     ],

@@ -1,7 +1,7 @@
-"""A model and a data module as LightningCLI builds them."""
+"""A model, a data module and a callback as LightningCLI builds them."""
 
 import torch
-from lightning.pytorch import LightningDataModule, LightningModule
+from lightning.pytorch import Callback, LightningDataModule, LightningModule
 from torch.utils.data import DataLoader, TensorDataset
 
 
@@ -17,6 +17,14 @@ class Network(LightningModule):
 
     def configure_optimizers(self):
         return torch.optim.SGD(self.parameters(), lr=self.rate)
+
+
+class Shrinking(Callback):
+    """Halves the weights after every step."""
+
+    def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx) -> None:
+        with torch.no_grad():
+            pl_module.net.weight.mul_(0.5)
 
 
 class Data(LightningDataModule):

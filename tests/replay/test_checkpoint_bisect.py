@@ -2,6 +2,9 @@
 
 import json
 import os
+import time
+import warnings
+import zipfile
 from pathlib import Path
 
 import pytest
@@ -56,6 +59,12 @@ def test_with_a_replay_the_step_and_the_operation_between_them_are_found(runs, s
     assert (code, told["first"]["step"], told["inside"]["verdict"]) == (1, PLANTED_STEP, "found")
     assert told["inside"]["difference"]["candidate"]["name"] == "aten.mul.Tensor"
     assert told["inside"]["difference"]["kind"] == "argument"
+
+
+@pytest.mark.parametrize("strategy", ["det", "auto"])
+def test_a_ledger_beside_checkpoints_is_replayed_too_though_stock_lightning_notes_no_checkpoint(runs, strategy):
+    code, told = in_new_process(bisect_with_replay, runs[strategy, ""] / "ledger", runs[strategy, "code"] / "saved")
+    assert (code, told["first"]["step"], told["inside"]["verdict"]) == (1, PLANTED_STEP, "found")
 
 
 def bisect_with_replay(a, b):
@@ -118,6 +127,69 @@ def test_a_hostile_checkpoint_is_refused_in_one_line_and_none_of_its_code_is_run
     assert code == exit_codes.CANNOT_JUDGE
     assert err.startswith("error: ") and "state.ckpt" in err and "Traceback" not in err
     assert "was run" not in out + err + capsys.readouterr().out
+
+
+def compressed(path: Path) -> None:
+    """The checkpoint at `path` with a tensor of a gigabyte of zeros, in a megabyte."""
+    with zipfile.ZipFile(path) as sound:
+        parts = {each.filename: sound.read(each) for each in sound.infolist()}
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED, compresslevel=1) as archive:
+        for name, part in parts.items():
+            with archive.open(name, "w") as file:
+                for block in [part] if not name.endswith("data/0") else [bytes(1 << 24)] * 64:
+                    file.write(block)
+
+
+@pytest.mark.parametrize(
+    ("kind", "message"),
+    [
+        ("cut", "is cut, damaged or none at all (RuntimeError"),
+        ("junk", "is cut, damaged or none at all (Unsupported operand"),
+        ("empty", "is cut, damaged or none at all (EOFError"),
+        ("code", "without running code from it (GLOBAL print was not"),
+    ],
+)
+def test_a_checkpoint_that_cannot_be_read_says_whether_it_is_damaged_or_holds_code(tmp_path, kind, message):
+    with pytest.raises(LedgerError) as raised:
+        load_checkpoint(hostile(tmp_path, kind))
+    assert message in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("tensor", "message"),
+    [
+        (torch.ones(1).expand(1 << 40), "a tensor of 4398046511104 bytes of which 4 are stored"),
+        (torch.ones(2).to_sparse(), "only strided tensors"),
+        (torch.ones(2, device="meta"), "on device meta"),
+    ],
+)
+def test_a_tensor_that_cannot_be_digested_is_refused_in_one_line(tmp_path, tensor, message):
+    path = tmp_path / "state.ckpt"
+    torch.save({"global_step": 1, "state_dict": {"w": tensor}}, path)
+    code, out, err = answer(["bisect", str(path), str(path)])
+    assert (code, out) == (exit_codes.CANNOT_JUDGE, "")
+    assert message in err and err.count("\n") == 2
+
+
+def test_a_tensor_that_is_quantized_is_refused_without_a_crash_or_a_warning(tmp_path):
+    path = tmp_path / "state.ckpt"
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        weight = torch.quantize_per_tensor(torch.ones(3), 0.1, 0, torch.qint8)
+        torch.save({"global_step": 1, "state_dict": {"w": weight}}, path)
+    code, out, err = answer(["bisect", str(path), str(path)])
+    assert (code, out) == (exit_codes.CANNOT_JUDGE, "")
+    assert "quantized tensor" in err and err.count("\n") == 2
+
+
+def test_a_checkpoint_that_would_unpack_to_a_gigabyte_is_refused_before_it_does(tmp_path):
+    path = tmp_path / "state.ckpt"
+    torch.save({"global_step": 1, "state_dict": {"w": torch.ones(2)}}, path)
+    compressed(path)
+    begin = time.monotonic()
+    with pytest.raises(LedgerError, match=r"would unpack to 10737\d* bytes, more than it has"):
+        load_checkpoint(path)
+    assert time.monotonic() - begin < 2
 
 
 def test_checkpoints_of_two_runs_in_one_directory_are_refused(runs, tmp_path):

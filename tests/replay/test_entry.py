@@ -36,6 +36,13 @@ data:
         ("numpy:load", {"file": "x", "allow_pickle": True}),
         ("posixpath:join", {}),
         ("sys:exit", {}),
+        ("det_lightning.replay.entry:build", {"entry": {}, "override": "os:system"}),
+        ("det_lightning.replay.golden:record_golden", {"path": "harmed", "entry": "os:system"}),
+        ("det_lightning.demo.main:main", {"export": "harmed"}),
+        ("det_lightning.demo.network:load_digits", {}),
+        ("local_run:system", {"command": "touch harmed"}),
+        ("local_run:Path.unlink", {}),
+        ("local_run:quick", {}),
     ],
 )
 def test_an_entry_outside_the_working_directory_is_refused_unless_it_is_given(
@@ -43,9 +50,19 @@ def test_an_entry_outside_the_working_directory_is_refused_unless_it_is_given(
 ):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "kept").touch()
-    with pytest.raises(InputError, match="does not lie in"):
+    (tmp_path / "local_run.py").write_text(
+        "from functools import partial\nfrom os import system\nfrom pathlib import Path\n"
+        "quick = partial(system, 'touch harmed')\n"
+    )
+    importlib.invalidate_caches()
+    with pytest.raises(InputError, match=r"does not lie in|cannot be imported"):
         build({"function": function, "arguments": arguments})
+    sys.modules.pop("local_run", None)
     assert (tmp_path / "kept").exists() and not (tmp_path / "harmed").exists()
+
+
+def test_the_entry_of_the_demonstration_is_this_packages_own():
+    assert build({"function": "det_lightning.demo.network:digits_run"}).module is not None
 
 
 def test_code_that_is_installed_below_the_working_directory_is_foreign_too(tmp_path, monkeypatch):
@@ -74,7 +91,8 @@ def test_a_third_item_is_the_callbacks_that_change_the_training():
     assert [type(each).__name__ for each in built.callbacks] == ["Average"]
 
 
-def test_a_lightning_cli_config_is_an_entry(tmp_path):
+def test_a_lightning_cli_config_is_an_entry(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
     config = tmp_path / "config.yaml"
     config.write_text(CONFIG)
     in_new_process(record_from, config, tmp_path / "ledger")
@@ -87,7 +105,29 @@ def test_a_lightning_cli_config_is_an_entry(tmp_path):
     assert not result.matched and result.first.step == 1
 
 
-def record_from(config: Path, ledger: Path) -> None:
+CALLBACKS = """
+trainer:
+  callbacks:
+    - class_path: tests.replay.configured.Shrinking
+    - class_path: det_lightning.WeightLedger
+      init_args:
+        path: elsewhere
+    - class_path: lightning.pytorch.callbacks.LearningRateMonitor
+    - class_path: lightning.pytorch.callbacks.ModelCheckpoint
+"""
+
+
+def test_the_callbacks_of_a_config_that_may_change_the_training_belong_to_the_run(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    config = tmp_path / "config.yaml"
+    config.write_text(CONFIG + CALLBACKS)
+    assert in_new_process(record_from, config, tmp_path / "ledger") == ["Shrinking"]
+    assert in_new_process(replay, tmp_path / "ledger").matched
+    config.write_text(CONFIG)
+    assert not in_new_process(replay, tmp_path / "ledger").matched
+
+
+def record_from(config: Path, ledger: Path) -> list[str]:
     from det_lightning.callbacks.weight_ledger import WeightLedger
     from lightning.pytorch import Trainer
 
@@ -96,11 +136,55 @@ def record_from(config: Path, ledger: Path) -> None:
 
     quiet_lightning()
     built = build({}, str(config))
-    callbacks = [WeightLedger(ledger, entry=str(config))]
+    callbacks = [*built.callbacks, WeightLedger(ledger, entry=str(config))]
     trainer = Trainer(
         accelerator="cpu", devices=1, strategy=DetStrategy(seed=1), max_steps=4, callbacks=callbacks, **QUIET_TRAINER
     )
     trainer.fit(built.module, built.data)
+    return [type(each).__name__ for each in built.callbacks]
+
+
+@pytest.mark.parametrize("name", ["runs.stranger.smuggled:build", "runs/stranger/config.yaml", "{outside}/config.yaml"])
+def test_what_a_ledger_brought_along_is_refused_unless_it_is_given(tmp_path, monkeypatch, name):
+    stranger, outside = tmp_path / "here/runs/stranger", tmp_path / "outside"
+    stranger.mkdir(parents=True)
+    outside.mkdir()
+    (stranger / "ledger.jsonl").touch()
+    code = "raise RuntimeError('its code was run')\n"
+    (stranger / "smuggled.py").write_text(code)
+    for folder in (stranger, outside):
+        (folder / "config.yaml").write_text("model:\n  class_path: runs.stranger.smuggled.Network\n")
+    monkeypatch.chdir(tmp_path / "here")
+    monkeypatch.syspath_prepend(str(tmp_path / "here"))
+    importlib.invalidate_caches()
+    name = name.format(outside=outside)
+    with pytest.raises(InputError, match="or lies in a ledger"):
+        build({"function": name})
+    with pytest.raises((RuntimeError, InputError), match=r"its code was run|what is wrong stands above"):
+        build({}, name)
+    for module in [each for each in sys.modules if each == "runs" or each.startswith("runs.")]:
+        del sys.modules[module]
+
+
+@pytest.mark.parametrize("part", [{"arguments": "rate"}, {"arguments": [1]}, {"trainer": "x"}])
+def test_an_entry_of_wrong_types_is_refused(part):
+    with pytest.raises(InputError, match="is not sound"):
+        build({"function": "tests.replay.recorded:build"} | part)
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("..:x", "cannot be imported"),
+        (":build", "cannot be imported"),
+        ("tests.replay.recorded:STEPS", "is a int, not a function"),
+        ("x" * 5000 + ".yaml", "does not exist"),
+        ("a\x00.yaml", "does not exist"),
+    ],
+)
+def test_a_name_that_is_no_entry_is_refused_by_name(name, message):
+    with pytest.raises(InputError, match=message):
+        build({"function": name})
 
 
 def test_a_config_that_is_missing_or_wrong_says_so(tmp_path):

@@ -92,6 +92,8 @@ def test_an_entry_that_raises_cannot_be_judged(golden, tmp_path):
         lambda text, content: json.dumps(content | {"run": content["run"] | {"steps": 10**12}}),
         lambda text, content: json.dumps(content | {"entry": {"function": 5, "arguments": {}}}),
         lambda text, content: json.dumps(content | {"names": {"weights": ["a"]}}),
+        lambda text, content: json.dumps(content | {"names": content["names"] | {"buffers": 5}}),
+        lambda text, content: json.dumps(content | {"names": content["names"] | {"buffers": [5]}}),
     ],
 )
 def test_a_file_that_is_no_golden_file_is_refused_before_anything_runs(golden, tmp_path, harm):

@@ -21,7 +21,7 @@ SPLIT = {"world_size": 1, "accumulate": 1}
         (RECIPE, {"world_size": 1, "accumulate": 10**9}, "at most 256 processes"),
         (RECIPE, {"world_size": "../..", "accumulate": [1]}, "at most 256 processes"),
         (RECIPE, {"world_size": True, "accumulate": 1}, "at most 256 processes"),
-        (RECIPE, {}, "at most 256 processes"),
+        (RECIPE, {}, "only runs of Lightning's Trainer can be replayed"),
         ({"arithmetic": ["det"]}, SPLIT, "cannot be replayed"),
         ({"arithmetic": "stock DeepSpeedStrategy"}, SPLIT, "cannot be replayed"),
         ({}, SPLIT, "cannot be replayed"),

@@ -139,6 +139,8 @@ def test_a_planted_change_is_located(references, tmp_path, case):
     seen = operation | {"kind": inside["difference"]["kind"], "rank": inside["rank"]}
     assert {name: seen[name] for name in case.inside} == case.inside
     assert inside["element"]["reference_bits"] != inside["element"]["candidate_bits"]
+    if case.inside.get("kind") == "input":
+        assert "read different tensors in this place" in inside["difference"]["meaning"]
     if case.tensor:
         assert inside["tensor"] == case.tensor
     if case.sample is not None:

@@ -117,5 +117,5 @@ def test_a_stock_run_is_replayed_at_its_own_split_and_refused_at_another(tmp_pat
     in_new_process(record_under_ddp, tmp_path / "ledger")
     result = replayed(tmp_path / "ledger", entry=ENTRY)
     assert (result.matched, result.steps) == (True, 5)
-    with pytest.raises(LedgerError, match="stock DDPStrategy"):
+    with pytest.raises(LedgerError, match=r"stock DDPStrategy.*--world 1 --accumulate 1"):
         replay(tmp_path / "ledger", entry=ENTRY, accumulate=2)
