@@ -31,6 +31,8 @@ def bisect_states(reference_path: str, candidate_path: str, *, as_json: bool, re
                 ]
             )
             _say(found)
+            if found.first is not None and not replay:
+                say("with --replay the step between them is found, and the operation inside it")
         if not replay or found.first is None:
             if as_json:
                 say_json(_json(reference, candidate, found, code))
@@ -77,7 +79,6 @@ def _say(found: Any) -> None:
     for kind in (tensors, settings):
         if len(kind) > _SHOWN:
             say(f"  ... and {len(kind) - _SHOWN} more (--json lists all)")
-    say("with --replay the step between them is found, and the operation inside it")
 
 
 def _json(reference: Any, candidate: Any, found: Any, code: int) -> dict[str, Any]:

@@ -80,7 +80,9 @@ def test_a_replay_that_misses_the_kept_state_is_not_believed(runs):
 
 
 def bisect_with_wrong_entry(a, b):
-    code, _, err = answer(["bisect", str(a), str(b), "--replay", "--entry", "tests.replay.planted:build_plain"])
+    code, out, err = answer(["bisect", str(a), str(b), "--replay", "--entry", "tests.replay.planted:build_plain"])
+    hint = "with --replay the step between them is found"
+    assert hint in answer(["bisect", str(a), str(b)])[1] and hint not in out
     return code, err
 
 
