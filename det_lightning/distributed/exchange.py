@@ -25,7 +25,7 @@ from det_lightning.arithmetic.windowed_digits import HIGHEST_BASE, LOWEST_BASE, 
 from det_lightning.distributed.buckets import BLOCK
 from det_lightning.distributed.local_sum import LocalSum, windows_on
 from det_lightning.distributed.transfer import watched
-from det_lightning.distributed.waiting import other_ranks
+from det_lightning.distributed.waiting import let_go_at_exit, other_ranks
 from det_lightning.errors import DetError, InputError
 from det_lightning.ops.quotient import det_quotient, odd_part
 from det_lightning.ops.window_agreement import agreed_window, fill_words, no_needs, window_needs
@@ -51,6 +51,8 @@ class Exchange:
         self.group = group
         self._misfits: list[torch.Tensor] = []
         alone = not (dist.is_available() and dist.is_initialized())
+        if not alone and dist.get_backend(group) != dist.Backend.NCCL:
+            let_go_at_exit()
         self.levels = [] if alone else list(levels) if levels is not None else [group]
         self.levels = [level for level in self.levels if dist.get_world_size(level) > 1]
         for level in self.levels[:-1]:

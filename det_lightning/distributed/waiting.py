@@ -1,12 +1,17 @@
 """Waiting for other ranks, with a message that says what a failure means."""
 
+import atexit
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import cache
 from typing import Any
 
 import torch.distributed as dist
 
 from det_lightning.errors import DetError
+
+_LAST_SECONDS = 0.2
 
 
 @contextmanager
@@ -36,3 +41,13 @@ def wait(work: Any) -> None:
     with other_ranks("gradients were added up over the ranks"):
         for each in work if isinstance(work, list) else [work]:
             each.wait()
+
+
+@cache
+def let_go_at_exit() -> None:
+    """Before the interpreter ends, gloo's threads get the time to let go of the tensors of the last collectives.
+
+    One that does so while the interpreter is being taken down ends the process with "terminate called without an active
+    exception", after a training that was sound (PyTorch's pull request 179291).
+    """
+    atexit.register(time.sleep, _LAST_SECONDS)

@@ -6,6 +6,7 @@ import signal
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -21,7 +22,15 @@ child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
 print("measured before", child.pid)
 time.sleep(600)
 """
-POLITE = "import time\ntry: time.sleep(600)\nexcept KeyboardInterrupt: print('1 failed, 3 passed'); raise SystemExit(2)"
+POLITE = """
+import time
+try:
+    print("at it")
+    time.sleep(600)
+except KeyboardInterrupt:
+    print("1 failed, 3 passed")
+    raise SystemExit(2)
+"""
 
 
 def is_running(pid: int) -> bool:
@@ -29,7 +38,7 @@ def is_running(pid: int) -> bool:
     return path.exists() and path.read_text().rpartition(")")[2].split()[0] != "Z"
 
 
-def test_a_group_that_hangs_or_crashes_leaves_the_others_and_what_it_wrote(tmp_path, capsys):
+def test_a_group_that_hangs_or_crashes_leaves_the_others_and_what_it_wrote(tmp_path, capsys, monkeypatch):
     programs = {
         "sound": "print('2 passed in 1 s')",
         "skipped": "print('3 skipped in 1 s')",
@@ -40,15 +49,27 @@ def test_a_group_that_hangs_or_crashes_leaves_the_others_and_what_it_wrote(tmp_p
         "stubborn": STUBBORN,
     }
     commands = {name: [sys.executable, "-c", program] for name, program in programs.items()}
-    started = time.monotonic()
-    found = on_gpus.run(commands, tmp_path, dict(os.environ), started + 4, grace=1)
-    assert time.monotonic() - started < 30
+    told = ""
+
+    def clock() -> float:
+        """The limit of 1 is over when all that can end has ended; the grace of 10 after it, when the polite one has."""
+        nonlocal told
+        told += capsys.readouterr().out
+        polite, stubborn = ((tmp_path / f"{name}.log").read_text() for name in ("polite", "stubborn"))
+        waiting = told.count("\n") == len(programs) - 2 and "at it" in polite and "measured" in stubborn
+        return 100 if "polite:" in told else 2 if waiting else 0
+
+    monkeypatch.setattr(on_gpus, "time", SimpleNamespace(monotonic=clock, sleep=time.sleep))
+    for name in programs:
+        (tmp_path / f"{name.replace(' ', '-')}.log").touch()
+    found = on_gpus.run(commands, tmp_path, dict(os.environ), ends=1, grace=10)
+    monkeypatch.undo()
     assert set(found) == set(programs) and [name for name, how in found.items() if how.startswith("passed")] == [
         "sound"
     ]
     assert found["crashed"] == "NOT PASSED: tests/a.py::b" and found["skipped"].startswith("NOT PASSED: 3 skipped")
     assert found["polite"] == "NOT PASSED: 1 failed, 3 passed"
-    printed = capsys.readouterr().out.splitlines()
+    printed = (told + capsys.readouterr().out).splitlines()
     assert printed.index("sound: passed: 2 passed in 1 s") < printed.index(f"stubborn: {found['stubborn']}")
     child = int(re.fullmatch(r"NOT PASSED: measured before (\d+)", found["stubborn"])[1])
     ends = time.monotonic() + 10
