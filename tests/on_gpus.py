@@ -70,7 +70,13 @@ def run(
             with _log(folder, name).open("w", encoding="utf-8") as output:
                 # A session of its own: its processes can be ended with it.
                 running[name] = subprocess.Popen(
-                    command, cwd=ROOT, env=environment, stdout=output, stderr=subprocess.STDOUT, start_new_session=True
+                    command,
+                    cwd=ROOT,
+                    env=environment,
+                    stdout=output,
+                    stderr=subprocess.STDOUT,
+                    start_new_session=True,
+                    preexec_fn=_hear_interrupts,
                 )
         asked = False
         while running:
@@ -93,6 +99,11 @@ def run(
         for process in running.values():
             _signal(process, signal.SIGKILL)
     return ended
+
+
+def _hear_interrupts() -> None:
+    """What a shell starts in the background ignores them, and hands that down."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
 def _log(folder: Path, name: str) -> Path:
