@@ -1,13 +1,10 @@
-"""What the other tests rely on when they start processes: every failure is told, none is waited for, and the processes are
-like those that a user starts.
-"""
+"""What the other tests rely on when they start processes: every failure is told, and none is waited for."""
 
-import multiprocessing
 import time
 
 import pytest
 
-from tests.claims.processes import PATIENCE_SECONDS, Failed, in_new_process, on_ranks
+from tests.claims.processes import PATIENCE_SECONDS, Failed, on_ranks
 
 
 class NeverEnds:
@@ -25,11 +22,3 @@ def raise_beside_it(rank: int, world_size: int, port: int):
 def test_an_error_is_told_although_what_its_frames_hold_never_ends():
     with pytest.raises(Failed, match="planted beside NeverEnds"):
         on_ranks(2, raise_beside_it)
-
-
-def start_method() -> str:
-    return multiprocessing.get_start_method()
-
-
-def test_workers_of_a_loader_start_as_in_a_process_of_a_user():
-    assert in_new_process(start_method) == start_method()

@@ -35,8 +35,6 @@ class Failed(Exception):
 def _serve(answers, threads: int, function: Callable, arguments: tuple, options: dict) -> None:
     global _raised
     torch.set_num_threads(threads)
-    # A loader's workers start as they do at a user's, and not from a second server that imports everything again.
-    multiprocessing.set_start_method(None, force=True)
     try:
         answer = ("result", function(*arguments, **options))
     except BaseException as error:
