@@ -14,9 +14,10 @@ from pathlib import Path
 from statistics import median
 
 import torch
-from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch import Callback, Trainer
 from torch.utils.data import DataLoader, TensorDataset
 
+from benchmarks.perceptron import Perceptron
 from benchmarks.surroundings import processor, surroundings
 from det_lightning import FaultGuard
 from det_lightning.replay.run import QUIET_TRAINER, quiet_lightning
@@ -28,20 +29,6 @@ GUARDS = {
     "memory": lambda: [FaultGuard(products_every_n_steps=None)],
     "all": lambda: [FaultGuard(products_every_n_steps=1)],
 }
-
-
-class Perceptron(LightningModule):
-    def __init__(self):
-        super().__init__()
-        layers = (layer for _ in range(LAYERS) for layer in (torch.nn.Linear(WIDTH, WIDTH), torch.nn.ReLU()))
-        self.network = torch.nn.Sequential(*layers)
-
-    def training_step(self, batch, _):
-        x, y = batch
-        return torch.nn.functional.cross_entropy(self.network(x), y)
-
-    def configure_optimizers(self):
-        return torch.optim.AdamW(self.parameters(), lr=1e-4)
 
 
 class Clock(Callback):
@@ -64,7 +51,7 @@ def step_seconds(guards: list[Callback]) -> float:
     trainer = Trainer(
         accelerator="cpu", devices=1, strategy="det", max_epochs=1, callbacks=[*guards, clock], **QUIET_TRAINER
     )
-    trainer.fit(Perceptron(), DataLoader(data, batch_size=BATCH))
+    trainer.fit(Perceptron(LAYERS, WIDTH), DataLoader(data, batch_size=BATCH))
     times = clock.times[WARM_UP - 1 :]
     return median(after - before for before, after in pairwise(times))
 
@@ -77,7 +64,7 @@ def main() -> None:
     torch.set_num_threads(1)
     turns = [{name: step_seconds(guards()) for name, guards in GUARDS.items()} for _ in range(TURNS)]
     memory, everything = (100 * (median(turn[name] / turn["none"] for turn in turns) - 1) for name in ("memory", "all"))
-    weights = sum(parameter.numel() for parameter in Perceptron().parameters())
+    weights = sum(parameter.numel() for parameter in Perceptron(LAYERS, WIDTH).parameters())
     result = {
         **surroundings(processor()),
         "work": f"step of {BATCH} samples, {LAYERS} layers of {WIDTH}, {weights / 1e6:.1f} million weights, AdamW, "

@@ -13,10 +13,11 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
 import torch  # noqa: E402
-from lightning.pytorch import Callback, LightningModule, Trainer  # noqa: E402
+from lightning.pytorch import Callback, Trainer  # noqa: E402
 from torch.utils.data import DataLoader, TensorDataset  # noqa: E402
 
 import det_lightning  # noqa: E402, F401 - registers the strategy
+from benchmarks.perceptron import Perceptron  # noqa: E402
 from benchmarks.surroundings import RESULTS, keep, output_of, processor, surroundings  # noqa: E402
 from det_lightning.replay.run import QUIET_TRAINER, quiet_lightning  # noqa: E402
 
@@ -24,20 +25,6 @@ GPU = torch.cuda.is_available()
 LAYERS, WIDTH, BATCH = (6, 4096, 4096) if GPU else (4, 768, 512)
 WARM_UP, STEPS = 4, 12
 CLASSES = 1024
-
-
-class Perceptron(LightningModule):
-    def __init__(self):
-        super().__init__()
-        layers = [layer for _ in range(LAYERS) for layer in (torch.nn.Linear(WIDTH, WIDTH), torch.nn.ReLU())]
-        self.network = torch.nn.Sequential(*layers, torch.nn.Linear(WIDTH, CLASSES))
-
-    def training_step(self, batch, _):
-        x, y = batch
-        return torch.nn.functional.cross_entropy(self.network(x), y)
-
-    def configure_optimizers(self):
-        return torch.optim.AdamW(self.parameters(), lr=1e-4)
 
 
 class Clock(Callback):
@@ -65,7 +52,7 @@ def step_seconds(strategy: str, accumulate: int, profiler=None) -> float:
         accelerator="gpu" if GPU else "cpu", devices=1, strategy=strategy, max_epochs=1, callbacks=[clock],
         accumulate_grad_batches=accumulate, **QUIET_TRAINER,
     )  # fmt: skip
-    trainer.fit(Perceptron(), DataLoader(data, batch_size=BATCH // accumulate))
+    trainer.fit(Perceptron(LAYERS, WIDTH, CLASSES), DataLoader(data, batch_size=BATCH // accumulate))
     if profiler is not None:
         profiler.stop()
     seconds = clock.seconds[WARM_UP * accumulate :]
@@ -82,7 +69,7 @@ def main() -> int:
     rows = result["rows"] = []
     for accumulate in (1, 4):
         stock, ours = step_seconds("auto", accumulate), step_seconds("det", accumulate)
-        parameters = sum(parameter.numel() for parameter in Perceptron().parameters())
+        parameters = sum(parameter.numel() for parameter in Perceptron(LAYERS, WIDTH, CLASSES).parameters())
         rows.append(
             {
                 "work": f"step of {BATCH} samples, {LAYERS + 1} layers of {WIDTH}, {parameters / 1e6:.0f} million weights, "

@@ -10,12 +10,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from det_lightning.kernels.dispatch import FLOAT_DTYPES
 from det_lightning.layers.batch_free_functions import APART, STOCK_ON_CONSTANTS, function_of
 from det_lightning.layers.call_names import MOVES, flat
 from det_lightning.layers.loss_calls import identity
 from det_lightning.layers.parameter_moves import Moved, moved_by, whole
-
-COVERED_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 
 class BatchFree:
@@ -90,7 +89,7 @@ class BatchFree:
     ) -> tuple[bool, Any]:
         """(whether the call makes a constant out of constants by a function that is covered on parameters; its result, of
         the same bits). Moves and arithmetic are not among them: they run as they are, and `note` hears of them."""
-        floats = all(value.dtype in COVERED_DTYPES for value in operands)
+        floats = all(value.dtype in FLOAT_DTYPES for value in operands)
         if not floats or name in STOCK_ON_CONSTANTS or not operands or not all(map(self.holds_none, operands)):
             return False, None
         function = function_of(name, func, args, kwargs, moved=True)

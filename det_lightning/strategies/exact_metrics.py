@@ -21,6 +21,7 @@ from torchmetrics.utilities import dim_zero_cat, dim_zero_max, dim_zero_min, dim
 from torchmetrics.wrappers.abstract import WrapperMetric
 
 from det_lightning.arithmetic.formats import NB
+from det_lightning.kernels.dispatch import FLOAT_DTYPES
 from det_lightning.layers.function_mode import FunctionMode
 from det_lightning.ops.digits import det_finalize, normalise_digits
 from det_lightning.ops.reduction import det_sum_partial
@@ -28,7 +29,6 @@ from det_lightning.strategies.exact_results import exact_class
 from det_lightning.strategies.kept_samples import computed_in_one_order, kept_samples
 
 _DIGITS = "_digits"
-_FORMATS = (torch.float32, torch.bfloat16, torch.float16)
 _EXACT_OF_FLOATS = (dim_zero_max, dim_zero_min, dim_zero_cat)
 
 
@@ -79,7 +79,7 @@ def make_metrics_exact(module: nn.Module) -> None:
         states = {name: value for name, value in metric._defaults.items() if isinstance(value, Tensor)}
         floats = [name for name, value in states.items() if value.is_floating_point()]
         sums = tuple(name for name in floats if metric._reductions[name] is dim_zero_sum)
-        known = all(states[name].dtype in _FORMATS and not states[name].any() for name in sums)
+        known = all(states[name].dtype in FLOAT_DTYPES and not states[name].any() for name in sums)
         others = [name for name in floats if name not in sums and metric._reductions[name] not in _EXACT_OF_FLOATS]
         if others or (sums and (not known or id(metric) in wrapped)):
             warnings.warn(
