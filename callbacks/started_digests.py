@@ -7,7 +7,7 @@ from det_lightning.callbacks.pieces import Piece
 from det_lightning.callbacks.shards import Shards
 
 from det_lightning.errors import InputError
-from det_lightning.kernels.dispatch import many_lanes
+from det_lightning.kernels.dispatch import many_lanes, unrecorded
 from det_lightning.ledger.digest import digest_of_lanes
 
 
@@ -78,14 +78,14 @@ class Fetched:
     """A tensor on its way to the CPU."""
 
     def __init__(self, tensor: torch.Tensor):
-        tensor = tensor.detach()
         self._event = None
-        self._tensor = tensor
-        if tensor.is_cuda:
-            self._tensor = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
-            self._tensor.copy_(tensor, non_blocking=True)
-            self._event = torch.cuda.Event()
-            self._event.record(torch.cuda.current_stream(tensor.device))
+        with unrecorded():
+            self._tensor = tensor = tensor.detach()
+            if tensor.is_cuda:
+                self._tensor = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
+                self._tensor.copy_(tensor, non_blocking=True)
+                self._event = torch.cuda.Event()
+                self._event.record(torch.cuda.current_stream(tensor.device))
 
     def tensor(self) -> torch.Tensor:
         if self._event is not None:

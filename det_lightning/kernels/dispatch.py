@@ -3,13 +3,15 @@
 A backend is imported at its first product, so that importing the package compiles and loads nothing.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import cache
 from importlib import import_module
 from importlib.util import find_spec
 from types import ModuleType
 
 import torch
+from torch.utils._python_dispatch import _disable_current_modes
 
 from ..errors import InputError
 from .digest_place import Place
@@ -19,6 +21,22 @@ FLOAT_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 # Called instead of a kernel as observer(name, kernel, arguments, options), and answers what the kernel answers: set
 # only while the operations of a step are recorded.
 observer: Callable[[str, Callable, tuple, dict], object] | None = None
+
+
+@contextmanager
+def unrecorded() -> Iterator[None]:
+    """Within, nothing is an operation of the step that is being recorded: digests look at a run and are no part of it."""
+    global observer
+    before = observer
+    if before is None:
+        yield
+        return
+    with _disable_current_modes():
+        observer = None
+        try:
+            yield
+        finally:
+            observer = before
 
 
 def check_tensor(operation: str, name: str, value: object, dtypes: tuple[torch.dtype, ...] = FLOAT_DTYPES) -> None:
@@ -65,7 +83,7 @@ class _Family:
 
         def call(*arguments, **options):
             function = getattr(_module(self._family, _device_type(self._family, name, arguments)), name)
-            if observer is not None and self._family not in ("digest", "digest_batch"):
+            if observer is not None:
                 return observer(f"{self._family}.{name}", function, arguments, options)
             return function(*arguments, **options)
 
@@ -115,7 +133,8 @@ def tensor_lanes(tensor: torch.Tensor) -> tuple[int, int]:
     if not isinstance(tensor, torch.Tensor):
         raise InputError(f"tensor_lanes: the argument is a {type(tensor).__name__}; pass a torch.Tensor")
     check_device("tensor_lanes", "tensor", tensor)
-    return kernels_of("digest").tensor_lanes(tensor)
+    with unrecorded():
+        return kernels_of("digest").tensor_lanes(tensor)
 
 
 def many_lanes(tensors: Sequence[torch.Tensor], places: Sequence[Place | None] | None = None) -> torch.Tensor:
@@ -135,4 +154,5 @@ def many_lanes(tensors: Sequence[torch.Tensor], places: Sequence[Place | None] |
         if tensor.layout is not torch.strided or tensor.is_quantized or tensor.is_nested:
             check_device("many_lanes", "tensor", tensor)
     check_device("many_lanes", "tensor", tensors[0])
-    return kernels_of("digest_batch").many_lanes(tensors[0], tensors, places)
+    with unrecorded():
+        return kernels_of("digest_batch").many_lanes(tensors[0], tensors, places)

@@ -3,8 +3,8 @@ numbers, so that it moves no bit. Of torch's two kinds the reentrant one adds gr
 """
 
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager, nullcontext
-from typing import Any
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from typing import Any, Protocol
 
 import torch
 import torch.utils.checkpoint as stock
@@ -27,13 +27,33 @@ class _Refused:
 
 
 @contextmanager
-def covered_checkpointing(again: Callable[[], Callable[[], Any]]) -> Iterator[None]:
+def covered_checkpointing(again: Callable[[], Callable[[], "Recomputation"]]) -> Iterator[None]:
     """Within, torch's checkpoint() computes again under the contract, and other hooks on saved tensors are refused.
 
     Args:
-        again: called where a checkpointed region begins; what it returns is called for a context in which the region is
-            computed again.
+        again: called where a checkpointed region begins; what it returns is called for a mode under which the region is
+            computed again, and whose own `again` is for regions within it.
     """
+    before = _switches._saved_tensors_hooks_get_disabled_error_message()
+    _switches._saved_tensors_hooks_disable(_HOOKS)
+    try:
+        with _covered_regions(again):
+            yield
+    finally:
+        if before is None:
+            _switches._saved_tensors_hooks_enable()
+        else:
+            _switches._saved_tensors_hooks_disable(before)
+
+
+class Recomputation(AbstractContextManager, Protocol):
+    """A context in which a region is computed again."""
+
+    def again(self) -> Callable[[], "Recomputation"]: ...
+
+
+@contextmanager
+def _covered_regions(again: Callable[[], Callable[[], Recomputation]]) -> Iterator[None]:
     generator, function = stock._checkpoint_without_reentrant_generator, stock.CheckpointFunction
 
     def covered(fn, preserve_rng_state=True, context_fn=stock.noop_context_fn, *rest, **kwargs):
@@ -65,29 +85,27 @@ def covered_checkpointing(again: Callable[[], Callable[[], Any]]) -> Iterator[No
 
         return run()
 
-    before = _switches._saved_tensors_hooks_get_disabled_error_message()
     stock._checkpoint_without_reentrant_generator, stock.CheckpointFunction = covered, _Refused
-    _switches._saved_tensors_hooks_disable(_HOOKS)
     try:
         yield
     finally:
         stock._checkpoint_without_reentrant_generator, stock.CheckpointFunction = generator, function
-        if before is None:
-            _switches._saved_tensors_hooks_enable()
-        else:
-            _switches._saved_tensors_hooks_disable(before)
 
 
 class _Both:
-    """Two contexts as one that may be entered again: several backward passes go through a region, each computes it again."""
+    """The caller's context and ours as one that may be entered again: several backward passes go through a region, each
+    computes it again, and regions within it too.
+    """
 
-    def __init__(self, first: Any, second: Callable[[], Any]):
-        self._first, self._second = first, second
+    def __init__(self, callers: Any, recomputation: Callable[[], Recomputation]):
+        self._callers, self._recomputation = callers, recomputation
 
     def __enter__(self) -> None:
+        mode = self._recomputation()
         self._stack = ExitStack()
-        self._stack.enter_context(self._first)
-        self._stack.enter_context(self._second())
+        self._stack.enter_context(self._callers)
+        self._stack.enter_context(_covered_regions(mode.again))
+        self._stack.enter_context(mode)
 
     def __exit__(self, *error: Any) -> Any:
         return self._stack.__exit__(*error)

@@ -5,12 +5,14 @@ from pathlib import Path
 
 import pytest
 import torch
+from det_lightning.callbacks.started_digests import digests_of
 from torch.nn.modules import module as torch_modules
 from torch.utils._python_dispatch import _get_current_dispatch_mode
 
 from det_lightning.bisection.operation_log import read_log
 from det_lightning.errors import DetError
 from det_lightning.kernels import dispatch
+from det_lightning.ledger.digest import tensor_digest
 from det_lightning.ops.broadcast import arithmetic
 from det_lightning.ops.elementary import det_sigmoid
 from det_lightning.ops.gemm import det_gemm
@@ -116,6 +118,17 @@ def test_memory_that_was_never_written_is_the_same_in_every_pass(tmp_path):
             [each.inputs[0].digest for each in read_log(tmp_path / "log") if each.name == "aten.add_.Tensor"]
         )
     assert digests[0] == digests[1] and digests[0]
+
+
+def test_digests_are_no_operations_of_a_step(tmp_path):
+    tensors = {"a": torch.arange(12.0).view(3, 4).t(), "b": torch.ones(2, dtype=torch.complex64), "c": torch.zeros(0)}
+    expected = digests_of(tensors)
+    with OperationRecorder(tmp_path / "log", torch.nn.Identity()).recording():
+        assert digests_of(tensors) == expected
+        assert tensor_digest(tensors["a"]) == expected["a"]
+        tensors["c"].add_(1)
+    names = [each.name for each in read_log(tmp_path / "log")]
+    assert names == ["aten.detach"] * len(tensors) + ["aten.add_.Tensor"] and everything_is_off()
 
 
 def test_expanded_and_empty_tensors_and_odd_types_are_read(tmp_path):
