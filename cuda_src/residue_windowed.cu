@@ -15,7 +15,6 @@
 
 constexpr int WORD_BITS = 26;
 constexpr int64 RADIX = 1ll << WORD_BITS, HALF = RADIX / 2;
-constexpr int MOST_WORDS = 7;  // that 192 bits fill; words above are zero
 
 extern "C" __global__ void __launch_bounds__(THREADS, FLOAT64_RESIDUES ? 2 : 4) residue_windowed_convert(const __grid_constant__ Product p) {
     if (blockIdx.x == 0 && threadIdx.x < 2) p.flagged()[threadIdx.x] = 0;
@@ -41,12 +40,77 @@ extern "C" __global__ void __launch_bounds__(THREADS) residue_windowed_bases(con
     static_cast<int64*>(const_cast<void*>(p.bias))[i] = min(max(base, static_cast<int64>(LOWEST_EXPONENT)), 300ll);
 }
 
-// 192 bits in units of the base, two's complement.
-struct Wide {
-    uint64 limb[3];
+// What an element is, in units of the base, in two's complement: 128 bits for most elements, 192 for others. Both have
+//     bool set(value, shift): = value * 2^shift;
+//     bool add(product, shift): += product * 2^shift, a float64 of at most 50 bits.
+// They return whether that is an integer and small enough to be sure of it.
+class Narrow {
+    int128 sum;
 
-    // += value * 2^shift. Returns whether that is an integer and small enough to be sure of it.
-    __device__ __forceinline__ bool add(int128 value, int shift) {
+    // |value| <= P / 4 < 2^VALUE_BITS; one bit more is left to the rests, and one is the sign.
+    static constexpr int VALUE_BITS = bit_length(product_of_moduli(0, MODULI)) - 2;
+    static constexpr int MOST_SHIFT = VALUE_BITS < 125 - 31 ? 31 : 125 - VALUE_BITS;
+
+public:
+    static constexpr int WORDS = 5;  // four, and what is above them
+
+    __device__ __forceinline__ bool set(int128 value, int shift) {
+        uint32 limb[4];
+#pragma unroll
+        for (int n = 0; n < 4; n++) limb[n] = static_cast<uint32>(value >> (32 * n));
+        int up = max(shift, 0), down = max(-shift, 0);
+        bool fits = shift <= MOST_SHIFT && down < 32 && (limb[0] & ((1u << (down & 31)) - 1)) == 0;
+#pragma unroll
+        for (int n = 0; n < 3; n++) limb[n] = __funnelshift_r(limb[n], limb[n + 1], down);
+        limb[3] = static_cast<uint32>(static_cast<int>(limb[3]) >> (down & 31));
+#pragma unroll
+        for (int n = 3; n > 0; n--) limb[n] = __funnelshift_l(limb[n - 1], limb[n], up);
+        limb[0] <<= up & 31;
+        sum = static_cast<int128>(static_cast<uint128>(static_cast<uint64>(limb[3]) << 32 | limb[2]) << 64
+            | (static_cast<uint64>(limb[1]) << 32 | limb[0]));
+        return fits;
+    }
+
+    __device__ __forceinline__ bool add(double product, int shift) {
+        double scaled = product * power_of_two(shift), upper = rint(scaled * 0x1p-32), lower = scaled - upper * 0x1p32;
+        if (!(fabs(scaled) < 0x1p90) || lower != rint(lower)) return false;
+        sum += (static_cast<int128>(static_cast<int64>(upper)) << 32) + static_cast<int64>(lower);
+        return true;
+    }
+
+    // HALF more in each of four words, so that no word borrows from the next.
+    __device__ __forceinline__ bool words(int (&word)[WORDS], int count) const {
+        constexpr uint128 HALVES = static_cast<uint128>(HALF) * (1 + RADIX) * (1 + static_cast<uint128>(RADIX) * RADIX);
+        uint128 raised = static_cast<uint128>(sum) + HALVES;
+        unrolled<0, WORDS>([&](auto index) {
+            constexpr int n = decltype(index)::value;
+            uint64 bits = static_cast<uint64>(raised >> (n * WORD_BITS));
+            word[n] = n < WORDS - 1 ? static_cast<int>(bits & (RADIX - 1)) - static_cast<int>(HALF) : static_cast<int>(bits) << 8 >> 8;
+        });
+        if (count >= WORDS) return true;
+        int left = 0;
+#pragma unroll
+        for (int n = 0; n < WORDS; n++)
+            if (n >= count) left |= word[n];
+        return left == 0;
+    }
+};
+
+class Wide {
+    uint64 limb[3] = {0, 0, 0};
+
+    template <int W>
+    __device__ __forceinline__ uint64 field() const {
+        constexpr int at = W * WORD_BITS / 64, r = W * WORD_BITS % 64;
+        uint64 bits = limb[at] >> r;
+        if constexpr (r + WORD_BITS > 64 && at < 2) bits |= limb[at + 1] << (64 - r);
+        return bits & (RADIX - 1);
+    }
+
+public:
+    static constexpr int WORDS = 7;  // that 192 bits fill
+
+    __device__ __forceinline__ bool set(int128 value, int shift) {
         if (value == 0) return true;
         if (shift < 0) {
             if (shift < -110) return false;
@@ -63,166 +127,242 @@ struct Wide {
         return true;
     }
 
-    template <int W>
-    __device__ __forceinline__ uint64 field() const {
-        constexpr int at = W * WORD_BITS / 64, r = W * WORD_BITS % 64;
-        uint64 bits = limb[at] >> r;
-        if constexpr (r + WORD_BITS > 64 && at < 2) bits |= limb[at + 1] << (64 - r);
-        return bits & (RADIX - 1);
+    __device__ __forceinline__ bool add(double product, int shift) {
+        int exponent;
+        double fraction = frexp(product, &exponent);
+        constexpr int BITS = 50;
+        shift += exponent - BITS;
+        int128 value = static_cast<int64>(fraction * (1ll << BITS));
+        return shift < 60 ? set(value, shift) : shift < 120 && set(value << 60, shift - 60);
+    }
+
+    __device__ __forceinline__ bool words(int (&word)[WORDS], int count) const {
+        uint64 carry = 0;
+        int64 left = 0;
+        unrolled<0, WORDS>([&](auto index) {
+            constexpr int n = decltype(index)::value;
+            uint64 field = this->field<n>() + carry;
+            carry = field >= HALF;
+            word[n] = static_cast<int>(static_cast<int64>(field) - static_cast<int64>(carry << WORD_BITS));
+            if (n >= count) left |= word[n];
+        });
+        // What is above the words of this loop is the sign alone.
+        int64 above = static_cast<int64>(limb[2]) >> (WORDS * WORD_BITS - 128);
+        return left == 0 && above + static_cast<int64>(carry) == 0;
     }
 };
 
-// += (x - X) * other for the terms of which a row of x lost something, in units of 2^base; `whole`: times all of the other
-// term, else only times its integer.
+// += (x - X) * other for the terms of which a row of x lost something, in units of 2^(own_exponent + other_exponent - shift);
+// `whole`: times all of the other term, else only times its integer. Both factors have 25 bits at most, so products are exact.
+template <class Sum>
 __device__ __forceinline__ bool add_rests(
-    Wide& sum, const Rests& rests, int count, Terms own, Terms other, int exponent, int other_exponent, bool whole, int base
+    Sum& sum, const Rests& rests, Terms own, Terms other, int own_exponent, int other_exponent, bool whole, int shift
 ) {
-    double scale = power_of_two(-exponent), other_scale = power_of_two(-other_exponent);
+    double scale = power_of_two(-own_exponent), other_scale = power_of_two(-other_exponent);
+    int count = rests.count;
+    if (count > Rests::MOST) return false;
     for (int n = 0; n < count; n++) {
         int k = rests.term[n];
         double term = static_cast<double>(__uint_as_float(own[k])) * scale;
-        double rest = term - rint(term);  // exact, of 24 bits at most, below 1
         double factor = static_cast<double>(__uint_as_float(other[k])) * other_scale;
-        if (!whole) factor = rint(factor);
-        // Both as integers of at most 53 bits with an exponent.
-        int rest_exponent, factor_exponent;
-        double rest_fraction = frexp(rest, &rest_exponent), factor_fraction = frexp(factor, &factor_exponent);
-        int128 product = static_cast<int128>(static_cast<int64>(rest_fraction * 0x1p53))
-            * static_cast<int64>(factor_fraction * 0x1p53);
-        if (product == 0) continue;
-        // Of its 106 bits 29 at least are zeros below; without them it can be moved far enough either way.
-        constexpr int ZEROS = 29;
-        product >>= ZEROS;
-        int shift = rest_exponent - 53 + factor_exponent - 53 + exponent + other_exponent + ZEROS - base;
-        if (!sum.add(product, shift)) return false;
+        double product = (term - rint(term)) * (whole ? factor : rint(factor));
+        if (product != 0.0 && !sum.add(product, shift)) return false;
     }
     return true;
 }
 
-__device__ __noinline__ bool add_all_rests(
-    const Product& p, int64 i, int64 j, int x_exponent, int w_exponent, int base, Wide& sum
-) {
-    const Rests &of_x = p.x_rests()[i], &of_w = p.w_rests()[j];
-    int x_count = of_x.count, w_count = of_w.count;
-    if (x_count > Rests::MOST || w_count > Rests::MOST) return false;
-    Terms x(p.x, p.x_format, i * p.x_row_stride), w(p.w, p.w_format, j * p.w_row_stride);
-    Wide total = sum;
-    bool fits = add_rests(total, of_x, x_count, x, w, x_exponent, w_exponent, true, base)
-        && add_rests(total, of_w, w_count, w, x, w_exponent, x_exponent, false, base);
-    sum = total;
-    return fits;
-}
-
-// The words of one element; returns whether it fits its window. words: how many there are; the others must be zero.
-__device__ __forceinline__ bool words_of(
-    const Product& p, int64 i, int64 j, const int (&u)[GROUPS], const Row& a, const Row& b, int base, int (&word)[MOST_WORDS]
-) {
+// All rests of one element; false also for rows with an infinity or a NaN.
+template <class Sum>
+__device__ __forceinline__ bool add_all_rests(Sum& sum, const Product& p, int64 i, int64 j, const Row& a, const Row& b, int shift) {
     const float INFINITE = __int_as_float(0x7f800000);
-    Wide sum = {{0, 0, 0}};
-    bool fits = a.doubt < INFINITE && b.doubt < INFINITE && sum.add(reconstruct(u), a.exponent + b.exponent - base);
-    if (fits && (a.doubt != 0.0f || b.doubt != 0.0f)) fits = add_all_rests(p, i, j, a.exponent, b.exponent, base, sum);
-    uint64 carry = 0;
-    int64 left = 0;
-    unrolled<0, MOST_WORDS>([&](auto index) {
-        constexpr int n = decltype(index)::value;
-        uint64 field = sum.field<n>() + carry;
-        carry = field >= HALF;
-        word[n] = static_cast<int>(static_cast<int64>(field) - static_cast<int64>(carry << WORD_BITS));
-        if (n >= p.words) left |= word[n];
-    });
-    // What is above the words of this loop is the sign alone.
-    int64 above = static_cast<int64>(sum.limb[2]) >> (MOST_WORDS * WORD_BITS - 128);
-    return fits && left == 0 && above + static_cast<int64>(carry) == 0;
+    if (!(a.doubt < INFINITE && b.doubt < INFINITE)) return false;
+    Terms x(p.x, p.x_format, i * p.x_row_stride), w(p.w, p.w_format, j * p.w_row_stride);
+    return add_rests(sum, p.x_rests()[i], x, w, a.exponent, b.exponent, true, shift)
+        && add_rests(sum, p.w_rests()[j], w, x, b.exponent, a.exponent, false, shift);
 }
 
-// What the products left of two neighbouring elements of a lane, as UnitSums has it of all 16.
-class PairSums {
+// Apart, since few elements come here.
+__device__ __noinline__ bool add_rests_apart(Narrow& sum, const Product& p, int64 i, int64 j, int shift) {
+    return add_all_rests(sum, p, i, j, p.x_facts()[i], p.w_facts()[j], shift);
+}
+
+// What the products left of 16 elements of a lane, by groups of 8 columns in turn: bit v / 2 of an element of a group is its
+// row, bit v % 2 its column.
+class GroupSums {
     const int8* from;
-    int64 units;
+    int64 plane;
 #if FLOAT64_RESIDUES
-    int2 pairs[GROUPS];
+    int4 fours[GROUPS];
 
 public:
-    __device__ __forceinline__ PairSums(const Product& p, int64 unit, int64 units)
-        : from(p.products() + unit * UNIT_BYTES + threadIdx.x % 32 * 16), units(units) {}
+    __device__ __forceinline__ GroupSums(const Product& p, int64 unit, int64 units)
+        : from(p.products() + unit * UNIT_BYTES + threadIdx.x % 32 * 16), plane(units * UNIT_BYTES) {
+        load();
+    }
 
-    // Group of 8 columns, and the lane's first or second row.
-    __device__ __forceinline__ void enter(int group, int half) {
+    __device__ __forceinline__ void load() {
+        const int8* at = from;
 #pragma unroll
-        for (int g = 0; g < GROUPS; g++)
-            pairs[g] = *reinterpret_cast<const int2*>(from + (g * units * 4 + group) * (UNIT_BYTES / 4) + 8 * half);
+        for (int g = 0; g < GROUPS; g++, at += plane) fours[g] = __ldcs(reinterpret_cast<const int4*>(at));
+    }
+
+    __device__ __forceinline__ void next() {
+        from += UNIT_BYTES / 4;
+        load();
     }
 
     template <int V>
     __device__ __forceinline__ void get(int (&u)[GROUPS]) const {
 #pragma unroll
-        for (int g = 0; g < GROUPS; g++) u[g] = V ? pairs[g].y : pairs[g].x;
+        for (int g = 0; g < GROUPS; g++) u[g] = V == 0 ? fours[g].x : V == 1 ? fours[g].y : V == 2 ? fours[g].z : fours[g].w;
     }
 #else
-    uint32 words[MODULI];
+    uint4 words[MODULI];
 
 public:
-    __device__ __forceinline__ PairSums(const Product& p, int64 unit, int64 units)
-        : from(p.products() + unit * 512 + threadIdx.x % 32 * 16), units(units) {}
-
-    __device__ __forceinline__ void enter(int group, int half) {
+    __device__ __forceinline__ GroupSums(const Product& p, int64 unit, int64 units) {
+        const int8* at = p.products() + unit * 512 + threadIdx.x % 32 * 16;
 #pragma unroll
-        for (int m = 0; m < MODULI; m++)
-            words[m] = half ? words[m] >> 16 : *reinterpret_cast<const uint32*>(from + m * units * 512 + group * 4);
+        for (int m = 0; m < MODULI; m++, at += units * 512) words[m] = __ldcs(reinterpret_cast<const uint4*>(at));
+    }
+
+    __device__ __forceinline__ void next() {
+#pragma unroll
+        for (int m = 0; m < MODULI; m++) words[m] = make_uint4(words[m].y, words[m].z, words[m].w, 0);
     }
 
     template <int V>
     __device__ __forceinline__ void get(int (&u)[GROUPS]) const {
-        group_sums<V>([&](int m) { return words[m]; }, u);
+        group_sums<V>([&](int m) { return words[m].x; }, u);
     }
 #endif
+
+    __device__ __forceinline__ int128 value(int v) const {
+        int u[GROUPS];
+        if (v == 0) get<0>(u);
+        else if (v == 1) get<1>(u);
+        else if (v == 2) get<2>(u);
+        else get<3>(u);
+        return reconstruct(u);
+    }
 };
 
-// Two neighbouring elements of a lane at a time, in a loop that is not unrolled: the code would not fit the caches.
+// Adds the elements of a lane that were passed over, bits as in its flags, to their words; returns those that fit no window.
+__device__ __noinline__ uint32 add_rare(const Product& p, int64 unit, int64 units, const UnitPlace& place, uint32 rare) {
+    GroupSums sums(p, unit, units);
+    uint32 undone = 0;
+    int here = 0;
+    for (; rare; rare &= rare - 1) {
+        int bit = __ffs(static_cast<int>(rare)) - 1, group = bit / 4, v = bit % 4, lane = threadIdx.x % 32;
+        for (; here < group; here++) sums.next();
+        int64 i = place.row + lane / 4 + v / 2 * 8, j = place.column + 8 * group + lane % 4 * 2 + v % 2;
+        Row a = p.x_facts()[i], b = p.w_facts()[j];
+        int shift = a.exponent + b.exponent - static_cast<int>(static_cast<const int64*>(p.bias)[i]);
+        Wide sum;
+        int word[Wide::WORDS];
+        bool fits = sum.set(sums.value(v), shift) && add_all_rests(sum, p, i, j, a, b, shift)
+            && sum.words(word, static_cast<int>(p.words));
+        undone |= static_cast<uint32>(!fits) << bit;
+        int* to = reinterpret_cast<int*>(p.out) + i * p.out_stride + j;
+#pragma unroll
+        for (int n = 0; n < Wide::WORDS; n++, to += p.out_batch_stride)
+            if (fits && n < p.words) *to += word[n];
+    }
+    return undone;
+}
+
+// Writes or adds the words of two neighbours, or of the first alone; `together`: as int2.
+__device__ __forceinline__ void store_pair(
+    const Product& p, int* to, const int (&first)[Narrow::WORDS], const int (&second)[Narrow::WORDS], bool two, bool together
+) {
+    int words = static_cast<int>(p.words);
+    int64 plane = p.out_batch_stride;
+    if (together && p.fresh) {
+#pragma unroll
+        for (int n = 0; n < Narrow::WORDS; n++, to += plane)
+            if (n < words) *reinterpret_cast<int2*>(to) = make_int2(first[n], second[n]);
+        for (int n = Narrow::WORDS; n < words; n++, to += plane) *reinterpret_cast<int2*>(to) = make_int2(0, 0);
+    } else if (together) {
+        int2 before[Narrow::WORDS];
+        const int* from = to;
+#pragma unroll
+        for (int n = 0; n < Narrow::WORDS; n++, from += plane)
+            if (n < words) before[n] = *reinterpret_cast<const int2*>(from);
+#pragma unroll
+        for (int n = 0; n < Narrow::WORDS; n++, to += plane)
+            if (n < words) *reinterpret_cast<int2*>(to) = make_int2(before[n].x + first[n], before[n].y + second[n]);
+    } else {
+#pragma unroll
+        for (int n = 0; n < Narrow::WORDS; n++, to += plane) {
+            if (n >= words) continue;
+            to[0] = (p.fresh ? 0 : to[0]) + first[n];
+            if (two) to[1] = (p.fresh ? 0 : to[1]) + second[n];
+        }
+        if (!p.fresh) return;
+        for (int n = Narrow::WORDS; n < words; n++, to += plane) {
+            to[0] = 0;
+            if (two) to[1] = 0;
+        }
+    }
+}
+
+// Four elements of a lane at a time, in a loop that is not unrolled: the code would not fit the caches. Those that 128 bits
+// do not hold come afterwards; zeros are written for them.
 extern "C" __global__ void __launch_bounds__(THREADS, 2) residue_windowed(const __grid_constant__ Product p) {
-    int lane = threadIdx.x % 32, words = static_cast<int>(p.words);
+    int lane = threadIdx.x % 32;
     int64 units = p.padded_rows / 16 * (p.padded_columns / 32);
     int64 unit = (static_cast<int64>(blockIdx.x) * THREADS + threadIdx.x) / 32;
     if (unit >= units) return;
     UnitPlace place(p, unit);
-    uint32 undone = 0;
+    uint32 rare = 0;
     if (place.row < p.rows && place.column < p.columns) {
-        PairSums sums(p, unit, units);
-#pragma unroll 1
-        for (int step = 0; step < 8; step++) {
-            int group = step / 2, half = step % 2;
-            sums.enter(group, half);
-            int64 i = place.row + lane / 4 + 8 * half, j = place.column + 8 * group + lane % 4 * 2;
-            if (i >= p.rows || j >= p.columns) continue;
-            Row a = p.x_facts()[i];
-            int base = static_cast<int>(static_cast<const int64*>(p.bias)[i]);
-            int word[2][MOST_WORDS];
-            bool fits[2] = {true, true};
-            unrolled<0, 2>([&](auto parity) {
-                constexpr int v = decltype(parity)::value;
-                int u[GROUPS];
-                sums.template get<v>(u);
-                if (j + v < p.columns) fits[v] = words_of(p, i, j + v, u, a, p.w_facts()[j + v], base, word[v]);
-            });
-            undone |= (static_cast<uint32>(!fits[0]) | static_cast<uint32>(!fits[1]) << 1) << (4 * group + 2 * half);
-            int* to = reinterpret_cast<int*>(p.out) + i * p.out_stride + j;
-            bool both = j + 1 < p.columns && (reinterpret_cast<uint64>(to) | static_cast<uint64>(p.out_batch_stride * 4)) % 8 == 0;
-            auto store = [&](int first, int second) {
-                if (both) {
-                    int2* at = reinterpret_cast<int2*>(to);
-                    int2 before = p.fresh ? make_int2(0, 0) : *at;
-                    *at = make_int2(before.x + first, before.y + second);
-                } else {
-                    to[0] = (p.fresh ? 0 : to[0]) + first;
-                    if (j + 1 < p.columns) to[1] = (p.fresh ? 0 : to[1]) + second;
-                }
-                to += p.out_batch_stride;
-            };
+        bool aligned = (reinterpret_cast<uint64>(p.out) | static_cast<uint64>(p.out_stride | p.out_batch_stride) * 4) % 8 == 0;
+        GroupSums sums(p, unit, units);
+        int64 row = place.row + lane / 4, column = place.column + lane % 4 * 2;
+        bool whole[2];
+        int own[2];  // exponents of the lane's rows, in units of their bases
 #pragma unroll
-            for (int n = 0; n < MOST_WORDS; n++)
-                if (n < words) store(fits[0] ? word[0][n] : 0, fits[1] ? word[1][n] : 0);
-            for (int n = MOST_WORDS; n < words; n++) store(0, 0);
+        for (int half = 0; half < 2; half++) {
+            Row a = p.x_facts()[row + 8 * half];
+            whole[half] = a.doubt == 0.0f;
+            own[half] = row + 8 * half < p.rows ? a.exponent - static_cast<int>(static_cast<const int64*>(p.bias)[row + 8 * half]) : 0;
+        }
+#pragma unroll 1
+        for (int group = 0; group < 4; group++) {
+            int64 j = column + 8 * group;
+            if (j >= p.columns) break;
+            if (group) sums.next();
+            Row b[2];
+            b[0] = p.w_facts()[j], b[1] = p.w_facts()[j + 1];
+            bool two = j + 1 < p.columns;
+            unrolled<0, 2>([&](auto of_row) {
+                constexpr int half = decltype(of_row)::value;
+                int64 i = row + 8 * half;
+                if (i >= p.rows) return;
+                int word[2][Narrow::WORDS];
+                unrolled<0, 2>([&](auto parity) {
+                    constexpr int v = decltype(parity)::value;
+                    int u[GROUPS];
+                    sums.template get<2 * half + v>(u);
+                    Narrow sum;
+                    int shift = own[half] + b[v].exponent;
+                    bool usual = sum.set(reconstruct(u), shift);
+                    if (!whole[half] || b[v].doubt != 0.0f) {
+                        Narrow total = sum;
+                        usual = usual && (v == 0 || two) && add_rests_apart(total, p, i, j + v, shift);
+                        sum = total;
+                    }
+                    usual = sum.words(word[v], static_cast<int>(p.words)) && usual;
+                    if (!usual) {
+#pragma unroll
+                        for (int n = 0; n < Narrow::WORDS; n++) word[v][n] = 0;
+                        rare |= static_cast<uint32>(v == 0 || two) << (4 * group + 2 * half + v);
+                    }
+                });
+                int* to = reinterpret_cast<int*>(p.out) + i * p.out_stride + j;
+                store_pair(p, to, word[0], word[1], two, aligned && two);
+            });
         }
     }
-    flag_undone(p, unit, undone);
+    flag_undone(p, unit, rare ? add_rare(p, unit, units, place, rare) : 0);
 }

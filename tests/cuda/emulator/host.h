@@ -65,6 +65,13 @@ inline unsigned __byte_perm(unsigned a, unsigned b, unsigned selector) {
     return out;
 }
 
+inline unsigned __funnelshift_l(unsigned low, unsigned high, int shift) {
+    return static_cast<unsigned>((static_cast<uint64_t>(high) << 32 | low) << (shift & 31) >> 32);
+}
+inline unsigned __funnelshift_r(unsigned low, unsigned high, int shift) {
+    return static_cast<unsigned>((static_cast<uint64_t>(high) << 32 | low) >> (shift & 31));
+}
+
 // f() with every rounding upwards or towards zero.
 template <class F>
 auto rounded(int mode, F f) {
