@@ -213,7 +213,7 @@ __device__ __forceinline__ void group_sums(const Words& words, int (&u)[GROUPS])
 }
 
 // The integer V from the sums of the groups.
-// Requires: |V| <= P / 4. Then V0 / P is at least 1/4 away from a tie, and V0 / P from the top limb alone is off by less
+// Requires: |V| <= 31/64 P. Then V0 / P is at least 1/64 away from a tie, and V0 / P from the top limb alone is off by less
 //           than 2^-7: the lower limbs hold less than GROUPS * 2^25 units of the top one.
 __device__ __forceinline__ int128 reconstruct(const int (&u)[GROUPS]) {
     int64 limbs[LIMBS] = {};

@@ -6,13 +6,14 @@
 // adds it another way.
 //
 // Launch: residue_windowed_convert as residue_convert, then residue_windowed_bases if the window is to be chosen here
-// (THREADS threads, a block for THREADS rows), residue_gemm, residue_windowed (THREADS threads, one warp a unit).
+// (THREADS threads, a block for THREADS rows), residue_gemm, residue_windowed (WARPS warps, one a unit).
 
 #include "long_product.cuh"
 #include "residue_operands.cuh"
 #include "residue_round.cuh"
 #include "residue_float64.cuh"
 
+constexpr int WARPS = 4;  // of a block of residue_windowed
 constexpr int WORD_BITS = 26;
 constexpr int64 RADIX = 1ll << WORD_BITS, HALF = RADIX / 2;
 
@@ -44,14 +45,12 @@ extern "C" __global__ void __launch_bounds__(THREADS) residue_windowed_bases(con
 //     bool set(value, shift): = value * 2^shift;
 //     bool add(product, shift): += product * 2^shift, a float64 of at most 50 bits.
 // They return whether that is an integer and small enough to be sure of it.
-class Narrow {
-    int128 sum;
+struct Narrow {
+    int128 sum = 0;
 
-    // |value| <= P / 4 < 2^VALUE_BITS; one bit more is left to the rests, and one is the sign.
-    static constexpr int VALUE_BITS = bit_length(product_of_moduli(0, MODULI)) - 2;
+    // |value| < P / 2 < 2^VALUE_BITS; one bit more is left to the rests, and one is the sign.
+    static constexpr int VALUE_BITS = bit_length(product_of_moduli(0, MODULI)) - 1;
     static constexpr int MOST_SHIFT = VALUE_BITS < 125 - 31 ? 31 : 125 - VALUE_BITS;
-
-public:
     static constexpr int WORDS = 5;  // four, and what is above them
 
     __device__ __forceinline__ bool set(int128 value, int shift) {
@@ -152,6 +151,9 @@ public:
     }
 };
 
+__device__ __forceinline__ Terms x_terms(const Product& p, int64 i) { return Terms(p.x, p.x_format, i * p.x_row_stride); }
+__device__ __forceinline__ Terms w_terms(const Product& p, int64 j) { return Terms(p.w, p.w_format, j * p.w_row_stride); }
+
 // += (x - X) * other for the terms of which a row of x lost something, in units of 2^(own_exponent + other_exponent - shift);
 // `whole`: times all of the other term, else only times its integer. Both factors have 25 bits at most, so products are exact.
 template <class Sum>
@@ -171,20 +173,59 @@ __device__ __forceinline__ bool add_rests(
     return true;
 }
 
-// All rests of one element; false also for rows with an infinity or a NaN.
-template <class Sum>
-__device__ __forceinline__ bool add_all_rests(Sum& sum, const Product& p, int64 i, int64 j, const Row& a, const Row& b, int shift) {
-    const float INFINITE = __int_as_float(0x7f800000);
-    if (!(a.doubt < INFINITE && b.doubt < INFINITE)) return false;
-    Terms x(p.x, p.x_format, i * p.x_row_stride), w(p.w, p.w_format, j * p.w_row_stride);
-    return add_rests(sum, p.x_rests()[i], x, w, a.exponent, b.exponent, true, shift)
-        && add_rests(sum, p.w_rests()[j], w, x, b.exponent, a.exponent, false, shift);
-}
+// What the rests of a unit of 16 rows by 32 columns add to its elements, for those in a row or a column that lost something:
+// a warp goes through such rows and then such columns, a lane an element.
+class UnitRests {
+    int128 (&of)[16][32];
+    uint32 rows, columns;  // that lost something, a bit each
+    uint32 bad_rows, bad_columns;  // of those, that have other elements than 128 bits hold
 
-// Apart, since few elements come here.
-__device__ __noinline__ bool add_rests_apart(Narrow& sum, const Product& p, int64 i, int64 j, int shift) {
-    return add_all_rests(sum, p, i, j, p.x_facts()[i], p.w_facts()[j], shift);
-}
+public:
+    // of: of this warp alone, in shared memory. The whole warp calls it.
+    __device__ __forceinline__ UnitRests(const Product& p, const UnitPlace& place, int128 (&of)[16][32]) : of(of) {
+        const float INFINITE = __int_as_float(0x7f800000);
+        int lane = threadIdx.x % 32;
+        int64 own_row = place.row + lane % 16, own_column = place.column + lane;
+        bool row_exists = own_row < p.rows, column_exists = own_column < p.columns;
+        Row a = {}, b = {};
+        int base = 0;
+        if (row_exists) a = p.x_facts()[own_row], base = static_cast<int>(static_cast<const int64*>(p.bias)[own_row]);
+        if (column_exists) b = p.w_facts()[own_column];
+        rows = __ballot_sync(ALL_LANES, lane < 16 && a.doubt != 0.0f);
+        columns = __ballot_sync(ALL_LANES, b.doubt != 0.0f);
+        bad_rows = __ballot_sync(ALL_LANES, lane < 16 && !(a.doubt < INFINITE));
+        bad_columns = __ballot_sync(ALL_LANES, !(b.doubt < INFINITE));
+        for (uint32 left = rows & ~bad_rows; left; left &= left - 1) {
+            int r = __ffs(static_cast<int>(left)) - 1;
+            int exponent = __shfl_sync(ALL_LANES, a.exponent, r), shift = exponent + b.exponent - __shfl_sync(ALL_LANES, base, r);
+            Narrow sum;
+            bool fits = !column_exists
+                || add_rests(sum, p.x_rests()[place.row + r], x_terms(p, place.row + r), w_terms(p, own_column), exponent, b.exponent, true, shift);
+            of[r][lane] = sum.sum;
+            if (__any_sync(ALL_LANES, !fits)) bad_rows |= 1u << r;
+        }
+        __syncwarp();
+        for (uint32 left = columns & ~bad_columns; left; left &= left - 1) {
+            int c = __ffs(static_cast<int>(left)) - 1;
+            int exponent = __shfl_sync(ALL_LANES, b.exponent, c), shift = exponent + a.exponent - base;
+            bool fits = true;
+            if (lane < 16 && row_exists) {
+                Narrow sum;
+                if (rows >> lane & 1) sum.sum = of[lane][c];
+                fits = add_rests(sum, p.w_rests()[place.column + c], w_terms(p, place.column + c), x_terms(p, own_row), exponent, a.exponent, false, shift);
+                of[lane][c] = sum.sum;
+            }
+            if (__any_sync(ALL_LANES, !fits)) bad_columns |= 1u << c;
+        }
+        __syncwarp();
+    }
+
+    // sum += those of the element in row r and column c of the unit; whether it is known.
+    __device__ __forceinline__ bool add_to(Narrow& sum, int r, int c) const {
+        if ((rows >> r | columns >> c) & 1) sum.sum += of[r][c];
+        return !((bad_rows >> r | bad_columns >> c) & 1);
+    }
+};
 
 // What the products left of 16 elements of a lane, by groups of 8 columns in turn: bit v / 2 of an element of a group is its
 // row, bit v % 2 its column.
@@ -249,6 +290,7 @@ public:
 
 // Adds the elements of a lane that were passed over, bits as in its flags, to their words; returns those that fit no window.
 __device__ __noinline__ uint32 add_rare(const Product& p, int64 unit, int64 units, const UnitPlace& place, uint32 rare) {
+    const float INFINITE = __int_as_float(0x7f800000);
     GroupSums sums(p, unit, units);
     uint32 undone = 0;
     int here = 0;
@@ -260,7 +302,9 @@ __device__ __noinline__ uint32 add_rare(const Product& p, int64 unit, int64 unit
         int shift = a.exponent + b.exponent - static_cast<int>(static_cast<const int64*>(p.bias)[i]);
         Wide sum;
         int word[Wide::WORDS];
-        bool fits = sum.set(sums.value(v), shift) && add_all_rests(sum, p, i, j, a, b, shift)
+        bool fits = a.doubt < INFINITE && b.doubt < INFINITE && sum.set(sums.value(v), shift)
+            && add_rests(sum, p.x_rests()[i], x_terms(p, i), w_terms(p, j), a.exponent, b.exponent, true, shift)
+            && add_rests(sum, p.w_rests()[j], w_terms(p, j), x_terms(p, i), b.exponent, a.exponent, false, shift)
             && sum.words(word, static_cast<int>(p.words));
         undone |= static_cast<uint32>(!fits) << bit;
         int* to = reinterpret_cast<int*>(p.out) + i * p.out_stride + j;
@@ -308,32 +352,31 @@ __device__ __forceinline__ void store_pair(
 
 // Four elements of a lane at a time, in a loop that is not unrolled: the code would not fit the caches. Those that 128 bits
 // do not hold come afterwards; zeros are written for them.
-extern "C" __global__ void __launch_bounds__(THREADS, 2) residue_windowed(const __grid_constant__ Product p) {
-    int lane = threadIdx.x % 32;
+extern "C" __global__ void __launch_bounds__(32 * WARPS, 4) residue_windowed(const __grid_constant__ Product p) {
+    __shared__ int128 of_rests[WARPS][16][32];
+    int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
     int64 units = p.padded_rows / 16 * (p.padded_columns / 32);
-    int64 unit = (static_cast<int64>(blockIdx.x) * THREADS + threadIdx.x) / 32;
+    int64 unit = static_cast<int64>(blockIdx.x) * WARPS + warp;
     if (unit >= units) return;
     UnitPlace place(p, unit);
     uint32 rare = 0;
     if (place.row < p.rows && place.column < p.columns) {
         bool aligned = (reinterpret_cast<uint64>(p.out) | static_cast<uint64>(p.out_stride | p.out_batch_stride) * 4) % 8 == 0;
         GroupSums sums(p, unit, units);
+        UnitRests rests(p, place, of_rests[warp]);
         int64 row = place.row + lane / 4, column = place.column + lane % 4 * 2;
-        bool whole[2];
         int own[2];  // exponents of the lane's rows, in units of their bases
 #pragma unroll
         for (int half = 0; half < 2; half++) {
-            Row a = p.x_facts()[row + 8 * half];
-            whole[half] = a.doubt == 0.0f;
-            own[half] = row + 8 * half < p.rows ? a.exponent - static_cast<int>(static_cast<const int64*>(p.bias)[row + 8 * half]) : 0;
+            int64 i = row + 8 * half;
+            own[half] = i < p.rows ? p.x_facts()[i].exponent - static_cast<int>(static_cast<const int64*>(p.bias)[i]) : 0;
         }
 #pragma unroll 1
         for (int group = 0; group < 4; group++) {
             int64 j = column + 8 * group;
             if (j >= p.columns) break;
             if (group) sums.next();
-            Row b[2];
-            b[0] = p.w_facts()[j], b[1] = p.w_facts()[j + 1];
+            int exponents[2] = {p.w_facts()[j].exponent, p.w_facts()[j + 1].exponent};
             bool two = j + 1 < p.columns;
             unrolled<0, 2>([&](auto of_row) {
                 constexpr int half = decltype(of_row)::value;
@@ -345,14 +388,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2) residue_windowed(const 
                     int u[GROUPS];
                     sums.template get<2 * half + v>(u);
                     Narrow sum;
-                    int shift = own[half] + b[v].exponent;
-                    bool usual = sum.set(reconstruct(u), shift);
-                    if (!whole[half] || b[v].doubt != 0.0f) {
-                        Narrow total = sum;
-                        usual = usual && (v == 0 || two) && add_rests_apart(total, p, i, j + v, shift);
-                        sum = total;
-                    }
-                    usual = sum.words(word[v], static_cast<int>(p.words)) && usual;
+                    bool usual = sum.set(reconstruct(u), own[half] + exponents[v]);
+                    usual &= rests.add_to(sum, lane / 4 + 8 * half, lane % 4 * 2 + 8 * group + v);
+                    usual &= sum.words(word[v], static_cast<int>(p.words));
                     if (!usual) {
 #pragma unroll
                         for (int n = 0; n < Narrow::WORDS; n++) word[v][n] = 0;

@@ -44,13 +44,14 @@ def _round_up(a: int, b: int) -> int:
 
 
 @functools.cache
-def norm_scale(moduli: int, terms: int) -> float:
+def norm_scale(moduli: int, terms: int, share: float = 1 / 4) -> float:
     """A row of integers whose squares sum up to at most 1 / norm_scale, before they are rounded to integers, has a norm of
-    at most sqrt(P / 4) after that, P the product of the moduli: two such rows have a sum of products of at most P / 4.
+    at most sqrt(share * P) after that, P the product of the moduli: two such rows have a sum of products of at most
+    share * P.
 
     Rounding lengthens a row by sqrt(terms) / 2 at most. The kernel's sum of squares may be too small by 2^-20 of it.
     """
-    longest = math.sqrt(math.prod(MODULI[:moduli]) / 4) * (1 - 2**-20) - math.sqrt(terms) / 2
+    longest = math.sqrt(math.prod(MODULI[:moduli]) * share) * (1 - 2**-20) - math.sqrt(terms) / 2
     return (1 + 2**-18) / longest**2
 
 

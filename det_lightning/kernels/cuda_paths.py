@@ -43,6 +43,9 @@ _CODES = {"float32": 0, "bfloat16": 1, "float16": 2, "digits": 0, "windowed": 0}
 _OUT_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, "digits": 8 * NB, "windowed": 4}
 _THREADS = 256
 _FLAGGED_THREADS = 128
+_WINDOWED_SHARE = 31 / 64
+"""Of the product of the moduli: half of it less twice what the quotient of cuda_src/residue.cuh may be off."""
+
 _FLAGGED_BLOCKS_A_MULTIPROCESSOR = 8
 _HOPPER = (9, 0)
 _HOPPER_THREADS = 384
@@ -144,7 +147,7 @@ def prepare(
         calls, columns_a_task, x_blocks = _calls(device_index, layout(tile.sizes), tile, form, path, engine)
         fixed = (
             *form[:6], max(form.bias_code, 0), _CODES[form.out], sizes.columns, batch_stride,
-            *layout(tile.sizes).fields(), x_blocks, columns_a_task, norm_scale(moduli, sizes.terms),
+            *layout(tile.sizes).fields(), x_blocks, columns_a_task, norm_scale(moduli, sizes.terms, _WINDOWED_SHARE if windowed else 1 / 4),
             8 * number, *shifted, LIST_SIZE, rests, form.words, int(form.fresh),
         )  # fmt: skip
         chain = Chain(device_index, calls, CHANGING, fixed)
@@ -216,7 +219,7 @@ def _calls(
             Call("residue_windowed", "residue_windowed_convert", convert_blocks, CONVERT_THREADS, (), defines),
             *([bases] if form.fresh else []),
             _multiply(device_index, layout, engine),
-            Call("residue_windowed", "residue_windowed", (ceil_div(layout.units * 32, _THREADS),), _THREADS, (), defines),
+            Call("residue_windowed", "residue_windowed", (ceil_div(layout.units, 4),), 4 * 32, (), defines),
         ], 0, x_blocks  # fmt: skip
     rounding = "residue_digits" if digits else f"residue_round{plain}"
     return [

@@ -89,6 +89,32 @@ def test_what_does_not_fit_is_left_and_nothing_is_lost(add, monkeypatch, engine,
 
 
 @pytest.mark.parametrize("engine", ["float64", "int8"])
+def test_sums_as_large_as_the_moduli_allow(add, engine):
+    """Rows of equal terms have the largest sum for their norm: some of these come within 2 % of the bound."""
+    sizes = 2.0 ** (torch.arange(48) / 24)
+    x = torch.cat([sizes, -sizes])[:, None].expand(-1, 64).contiguous().float()
+    for w in (x[:48], 3 * x[:48].flip(0)):
+        target, left = add(None, x, w, engine)
+        assert left == 0 and torch.equal(target.to_digits(), det_gemm_partial(x, w))
+
+
+@pytest.mark.parametrize("engine", ["float64", "int8"])
+def test_rests_in_many_rows_and_columns(add, engine):
+    """Terms far below the others, up to six a row and more, beside rows without any and rows with an infinity."""
+    rng = numbers(170)
+    x, w = normal(rng, FLOAT32, (50, 40)), normal(rng, FLOAT32, (70, 40))
+    for tensor, every in ((x, 3), (w, 2)):
+        for row in range(0, len(tensor), every):
+            terms = rng.choice(40, size=int(rng.integers(1, 8)), replace=False)
+            tensor[row, terms] *= 2.0 ** -torch.from_numpy(rng.integers(15, 24, size=len(terms))).float()
+    x[7, 3], w[9, 30] = float("inf"), float("nan")
+    target, left = add(None, x, w, engine)
+    assert 70 + 49 <= left < 50 * 70 / 2 and torch.equal(target.to_digits(), det_gemm_partial(x, w))
+    wanted = reduction.normalise(2 * det_gemm_partial(x, w))
+    assert torch.equal(add(target, x, w, engine)[0].to_digits(), wanted)
+
+
+@pytest.mark.parametrize("engine", ["float64", "int8"])
 @pytest.mark.parametrize("shape", [(1, 1, 1), (1, 30, 1), (2, 1, 33), (33, 17, 2)], ids=str)
 def test_sizes_of_one_and_rows_in_parts(add, monkeypatch, shape, engine):
     monkeypatch.setattr(cuda_gemm_windowed, "rows_at_once", lambda *_: 16)
