@@ -118,9 +118,15 @@ def products_on_gpu() -> str:
         for row in result["products"]
     ]
     windows = [
-        f"| {row['data']}, {row['work'].split()[2].rstrip(',')} | {row['words']} | {row['ratio_to_float32']:.2f} |"
+        f"| {row['data']}, {row['work'].split()[2].rstrip(',')} | {row['words']} | {row['ratio_to_float32']:.2f} | "
+        f"{row['ratio_eager']:.2f} |"
         for row in result["digits"]
         if "ratio_to_float32" in row and "data" in row
+    ]
+    other_engine = [
+        f"| {row['data']} {row['work'].split()[2]} | {row['moduli']} | {row['ratio_to_int8_engine']:.1f} | "
+        f"{row['ratio_to_cublas_float32']:.1f} | {row['ratio_to_cublas_float64']:.1f} | {row['tflops']:.0f} |"
+        for row in result["float64"]
     ]
     tests = result["tests"]
     return (
@@ -130,9 +136,11 @@ def products_on_gpu() -> str:
         "| product | path | moduli | ratio | aim | single | `det_matmul` | of cuBLAS bfloat16 | int8 TOPS inside |\n"
         "|---|---|---|---|---|---|---|---|---|\n"
         + "\n".join(rows)
-        + "\n\n| windowed digits of a 4096^3 product | words | times the float32 product (aim 1.15) |\n|---|---|---|\n"
+        + "\n\n| windowed digits of a 4096^3 product | words | times the float32 product (aim 1.15) | single calls |\n"
+        "|---|---|---|---|\n"
         + "\n".join(windows)
-        + f"\n\n<sub>{origin(result)}</sub>"
+        + "\n\n| the float64 engine instead of int8 | moduli | times int8 | times cuBLAS float32 | times cuBLAS float64 | "
+        "TFLOP/s |\n|---|---|---|---|---|---|\n" + "\n".join(other_engine) + f"\n\n<sub>{origin(result)}</sub>"
     )
 
 

@@ -8,14 +8,11 @@
 // Launch: residue_windowed_convert as residue_convert, then residue_windowed_bases if the window is to be chosen here
 // (THREADS threads, a block for THREADS rows), residue_gemm, residue_windowed (WARPS warps, one a unit).
 
-#include "long_product.cuh"
 #include "residue_operands.cuh"
-#include "residue_round.cuh"
 #include "residue_float64.cuh"
+#include "residue_windowed_rests.cuh"
 
 constexpr int WARPS = 4;  // of a block of residue_windowed
-constexpr int WORD_BITS = 26;
-constexpr int64 RADIX = 1ll << WORD_BITS, HALF = RADIX / 2;
 
 extern "C" __global__ void __launch_bounds__(THREADS, FLOAT64_RESIDUES ? 2 : 4) residue_windowed_convert(const __grid_constant__ Product p) {
     if (blockIdx.x == 0 && threadIdx.x < 2) p.flagged()[threadIdx.x] = 0;
@@ -26,9 +23,12 @@ extern "C" __global__ void __launch_bounds__(THREADS, FLOAT64_RESIDUES ? 2 : 4) 
 extern "C" __global__ void __launch_bounds__(THREADS) residue_windowed_bases(const __grid_constant__ Product p) {
     __shared__ int shared[THREADS / 32];
     int lowest = 1 << 20;
-    for (int64 j = threadIdx.x; j < p.columns; j += THREADS)
-        if (p.w_facts()[j].largest != 0.0f && p.w_facts()[j].doubt < __int_as_float(0x7f800000))
-            lowest = min(lowest, p.w_rests()[j].lowest);
+#pragma unroll 8
+    for (int64 j = threadIdx.x; j < p.columns; j += THREADS) {
+        Row fact = p.w_facts()[j];
+        int of_row = p.w_rests()[j].lowest;
+        if (fact.largest != 0.0f && fact.doubt < __int_as_float(0x7f800000)) lowest = min(lowest, of_row);
+    }
     for (int distance = 16; distance > 0; distance /= 2) lowest = min(lowest, __shfl_xor_sync(ALL_LANES, lowest, distance));
     if (threadIdx.x % 32 == 0) shared[threadIdx.x / 32] = lowest;
     __syncthreads();
@@ -40,192 +40,6 @@ extern "C" __global__ void __launch_bounds__(THREADS) residue_windowed_bases(con
     int64 base = usual ? p.x_rests()[i].lowest + lowest : 0;
     static_cast<int64*>(const_cast<void*>(p.bias))[i] = min(max(base, static_cast<int64>(LOWEST_EXPONENT)), 300ll);
 }
-
-// What an element is, in units of the base, in two's complement: 128 bits for most elements, 192 for others. Both have
-//     bool set(value, shift): = value * 2^shift;
-//     bool add(product, shift): += product * 2^shift, a float64 of at most 50 bits.
-// They return whether that is an integer and small enough to be sure of it.
-struct Narrow {
-    int128 sum = 0;
-
-    // |value| < P / 2 < 2^VALUE_BITS; one bit more is left to the rests, and one is the sign.
-    static constexpr int VALUE_BITS = bit_length(product_of_moduli(0, MODULI)) - 1;
-    static constexpr int MOST_SHIFT = VALUE_BITS < 125 - 31 ? 31 : 125 - VALUE_BITS;
-    static constexpr int WORDS = 5;  // four, and what is above them
-
-    __device__ __forceinline__ bool set(int128 value, int shift) {
-        uint32 limb[4];
-#pragma unroll
-        for (int n = 0; n < 4; n++) limb[n] = static_cast<uint32>(value >> (32 * n));
-        int up = max(shift, 0), down = max(-shift, 0);
-        bool fits = shift <= MOST_SHIFT && down < 32 && (limb[0] & ((1u << (down & 31)) - 1)) == 0;
-#pragma unroll
-        for (int n = 0; n < 3; n++) limb[n] = __funnelshift_r(limb[n], limb[n + 1], down);
-        limb[3] = static_cast<uint32>(static_cast<int>(limb[3]) >> (down & 31));
-#pragma unroll
-        for (int n = 3; n > 0; n--) limb[n] = __funnelshift_l(limb[n - 1], limb[n], up);
-        limb[0] <<= up & 31;
-        sum = static_cast<int128>(static_cast<uint128>(static_cast<uint64>(limb[3]) << 32 | limb[2]) << 64
-            | (static_cast<uint64>(limb[1]) << 32 | limb[0]));
-        return fits;
-    }
-
-    __device__ __forceinline__ bool add(double product, int shift) {
-        double scaled = product * power_of_two(shift), upper = rint(scaled * 0x1p-32), lower = scaled - upper * 0x1p32;
-        if (!(fabs(scaled) < 0x1p90) || lower != rint(lower)) return false;
-        sum += (static_cast<int128>(static_cast<int64>(upper)) << 32) + static_cast<int64>(lower);
-        return true;
-    }
-
-    // HALF more in each of four words, so that no word borrows from the next.
-    __device__ __forceinline__ bool words(int (&word)[WORDS], int count) const {
-        constexpr uint128 HALVES = static_cast<uint128>(HALF) * (1 + RADIX) * (1 + static_cast<uint128>(RADIX) * RADIX);
-        uint128 raised = static_cast<uint128>(sum) + HALVES;
-        unrolled<0, WORDS>([&](auto index) {
-            constexpr int n = decltype(index)::value;
-            uint64 bits = static_cast<uint64>(raised >> (n * WORD_BITS));
-            word[n] = n < WORDS - 1 ? static_cast<int>(bits & (RADIX - 1)) - static_cast<int>(HALF) : static_cast<int>(bits) << 8 >> 8;
-        });
-        if (count >= WORDS) return true;
-        int left = 0;
-#pragma unroll
-        for (int n = 0; n < WORDS; n++)
-            if (n >= count) left |= word[n];
-        return left == 0;
-    }
-};
-
-class Wide {
-    uint64 limb[3] = {0, 0, 0};
-
-    template <int W>
-    __device__ __forceinline__ uint64 field() const {
-        constexpr int at = W * WORD_BITS / 64, r = W * WORD_BITS % 64;
-        uint64 bits = limb[at] >> r;
-        if constexpr (r + WORD_BITS > 64 && at < 2) bits |= limb[at + 1] << (64 - r);
-        return bits & (RADIX - 1);
-    }
-
-public:
-    static constexpr int WORDS = 7;  // that 192 bits fill
-
-    __device__ __forceinline__ bool set(int128 value, int shift) {
-        if (value == 0) return true;
-        if (shift < 0) {
-            if (shift < -110) return false;
-            int128 kept = value >> -shift;
-            if (kept << -shift != value) return false;
-            value = kept, shift = 0;
-        }
-        if (shift >= 60) return false;  // |value| < 2^125, the sum below 2^187
-        uint128 low = static_cast<uint128>(value) << shift;
-        uint64 high = static_cast<uint64>(shift ? value >> (128 - shift) : value >> 127);
-        uint128 sum = (static_cast<uint128>(limb[1]) << 64 | limb[0]) + low;
-        limb[2] += high + (sum < low);
-        limb[0] = static_cast<uint64>(sum), limb[1] = static_cast<uint64>(sum >> 64);
-        return true;
-    }
-
-    __device__ __forceinline__ bool add(double product, int shift) {
-        int exponent;
-        double fraction = frexp(product, &exponent);
-        constexpr int BITS = 50;
-        shift += exponent - BITS;
-        int128 value = static_cast<int64>(fraction * (1ll << BITS));
-        return shift < 60 ? set(value, shift) : shift < 120 && set(value << 60, shift - 60);
-    }
-
-    __device__ __forceinline__ bool words(int (&word)[WORDS], int count) const {
-        uint64 carry = 0;
-        int64 left = 0;
-        unrolled<0, WORDS>([&](auto index) {
-            constexpr int n = decltype(index)::value;
-            uint64 field = this->field<n>() + carry;
-            carry = field >= HALF;
-            word[n] = static_cast<int>(static_cast<int64>(field) - static_cast<int64>(carry << WORD_BITS));
-            if (n >= count) left |= word[n];
-        });
-        // What is above the words of this loop is the sign alone.
-        int64 above = static_cast<int64>(limb[2]) >> (WORDS * WORD_BITS - 128);
-        return left == 0 && above + static_cast<int64>(carry) == 0;
-    }
-};
-
-__device__ __forceinline__ Terms x_terms(const Product& p, int64 i) { return Terms(p.x, p.x_format, i * p.x_row_stride); }
-__device__ __forceinline__ Terms w_terms(const Product& p, int64 j) { return Terms(p.w, p.w_format, j * p.w_row_stride); }
-
-// += (x - X) * other for the terms of which a row of x lost something, in units of 2^(own_exponent + other_exponent - shift);
-// `whole`: times all of the other term, else only times its integer. Both factors have 25 bits at most, so products are exact.
-template <class Sum>
-__device__ __forceinline__ bool add_rests(
-    Sum& sum, const Rests& rests, Terms own, Terms other, int own_exponent, int other_exponent, bool whole, int shift
-) {
-    double scale = power_of_two(-own_exponent), other_scale = power_of_two(-other_exponent);
-    int count = rests.count;
-    if (count > Rests::MOST) return false;
-    for (int n = 0; n < count; n++) {
-        int k = rests.term[n];
-        double term = static_cast<double>(__uint_as_float(own[k])) * scale;
-        double factor = static_cast<double>(__uint_as_float(other[k])) * other_scale;
-        double product = (term - rint(term)) * (whole ? factor : rint(factor));
-        if (product != 0.0 && !sum.add(product, shift)) return false;
-    }
-    return true;
-}
-
-// What the rests of a unit of 16 rows by 32 columns add to its elements, for those in a row or a column that lost something:
-// a warp goes through such rows and then such columns, a lane an element.
-class UnitRests {
-    int128 (&of)[16][32];
-    uint32 rows, columns;  // that lost something, a bit each
-    uint32 bad_rows, bad_columns;  // of those, that have other elements than 128 bits hold
-
-public:
-    // of: of this warp alone, in shared memory. The whole warp calls it.
-    __device__ __forceinline__ UnitRests(const Product& p, const UnitPlace& place, int128 (&of)[16][32]) : of(of) {
-        const float INFINITE = __int_as_float(0x7f800000);
-        int lane = threadIdx.x % 32;
-        int64 own_row = place.row + lane % 16, own_column = place.column + lane;
-        bool row_exists = own_row < p.rows, column_exists = own_column < p.columns;
-        Row a = {}, b = {};
-        int base = 0;
-        if (row_exists) a = p.x_facts()[own_row], base = static_cast<int>(static_cast<const int64*>(p.bias)[own_row]);
-        if (column_exists) b = p.w_facts()[own_column];
-        rows = __ballot_sync(ALL_LANES, lane < 16 && a.doubt != 0.0f);
-        columns = __ballot_sync(ALL_LANES, b.doubt != 0.0f);
-        bad_rows = __ballot_sync(ALL_LANES, lane < 16 && !(a.doubt < INFINITE));
-        bad_columns = __ballot_sync(ALL_LANES, !(b.doubt < INFINITE));
-        for (uint32 left = rows & ~bad_rows; left; left &= left - 1) {
-            int r = __ffs(static_cast<int>(left)) - 1;
-            int exponent = __shfl_sync(ALL_LANES, a.exponent, r), shift = exponent + b.exponent - __shfl_sync(ALL_LANES, base, r);
-            Narrow sum;
-            bool fits = !column_exists
-                || add_rests(sum, p.x_rests()[place.row + r], x_terms(p, place.row + r), w_terms(p, own_column), exponent, b.exponent, true, shift);
-            of[r][lane] = sum.sum;
-            if (__any_sync(ALL_LANES, !fits)) bad_rows |= 1u << r;
-        }
-        __syncwarp();
-        for (uint32 left = columns & ~bad_columns; left; left &= left - 1) {
-            int c = __ffs(static_cast<int>(left)) - 1;
-            int exponent = __shfl_sync(ALL_LANES, b.exponent, c), shift = exponent + a.exponent - base;
-            bool fits = true;
-            if (lane < 16 && row_exists) {
-                Narrow sum;
-                if (rows >> lane & 1) sum.sum = of[lane][c];
-                fits = add_rests(sum, p.w_rests()[place.column + c], w_terms(p, place.column + c), x_terms(p, own_row), exponent, a.exponent, false, shift);
-                of[lane][c] = sum.sum;
-            }
-            if (__any_sync(ALL_LANES, !fits)) bad_columns |= 1u << c;
-        }
-        __syncwarp();
-    }
-
-    // sum += those of the element in row r and column c of the unit; whether it is known.
-    __device__ __forceinline__ bool add_to(Narrow& sum, int r, int c) const {
-        if ((rows >> r | columns >> c) & 1) sum.sum += of[r][c];
-        return !((bad_rows >> r | bad_columns >> c) & 1);
-    }
-};
 
 // What the products left of 16 elements of a lane, by groups of 8 columns in turn: bit v / 2 of an element of a group is its
 // row, bit v % 2 its column.

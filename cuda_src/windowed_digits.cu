@@ -8,7 +8,6 @@
 #include "rounding.cuh"
 #include "windowed_rounding.cuh"
 
-constexpr int64 RADIX = 1ll << WORD_BITS, HALF = RADIX / 2;
 constexpr int64 NOTHING = 1 << 20;  // the lowest exponent reported for zeros alone; the highest one is its negative
 
 __device__ __forceinline__ int64 element_index() { return static_cast<int64>(blockIdx.x) * blockDim.x + threadIdx.x; }

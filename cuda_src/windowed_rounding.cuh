@@ -3,9 +3,7 @@
 
 #pragma once
 
-#include "formats.cuh"
-
-constexpr int WORD_BITS = 26;
+#include "words.cuh"
 
 // A divisor below 2^31 for division by multiplication (Moeller, Granlund, "Improved division by invariant integers", 2011):
 // normal = divisor * 2^shift in [2^31, 2^32), inverse = floor((2^64 - 1) / normal) - 2^32.

@@ -44,7 +44,7 @@ def _round_up(a: int, b: int) -> int:
 
 
 @functools.cache
-def norm_scale(moduli: int, terms: int, share: float = 1 / 4) -> float:
+def norm_scale(moduli: int, terms: int, share: float) -> float:
     """A row of integers whose squares sum up to at most 1 / norm_scale, before they are rounded to integers, has a norm of
     at most sqrt(share * P) after that, P the product of the moduli: two such rows have a sum of products of at most
     share * P.

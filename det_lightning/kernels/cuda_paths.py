@@ -43,8 +43,9 @@ _CODES = {"float32": 0, "bfloat16": 1, "float16": 2, "digits": 0, "windowed": 0}
 _OUT_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, "digits": 8 * NB, "windowed": 4}
 _THREADS = 256
 _FLAGGED_THREADS = 128
-_WINDOWED_SHARE = 31 / 64
-"""Of the product of the moduli: half of it less twice what the quotient of cuda_src/residue.cuh may be off."""
+_SHARE, _WINDOWED_SHARE = 1 / 4, 31 / 64
+"""Of the product of the moduli, for sums. Windowed digits use no quotient but that of `reconstruct` in cuda_src/residue.cuh:
+half, less twice what it may be off."""
 
 _FLAGGED_BLOCKS_A_MULTIPROCESSOR = 8
 _HOPPER = (9, 0)
@@ -142,12 +143,13 @@ def prepare(
     rests = places[-1] + counters
     rests_bytes = _REST_BYTES * (layout(sizes).padded_rows + layout(sizes).padded_columns) if windowed else 0
     batch_stride = form.plane if windowed else sizes.rows * sizes.columns
+    share = _WINDOWED_SHARE if windowed else _SHARE
     chains = []
     for number, tile in enumerate(tiles):
         calls, columns_a_task, x_blocks = _calls(device_index, layout(tile.sizes), tile, form, path, engine)
         fixed = (
             *form[:6], max(form.bias_code, 0), _CODES[form.out], sizes.columns, batch_stride,
-            *layout(tile.sizes).fields(), x_blocks, columns_a_task, norm_scale(moduli, sizes.terms, _WINDOWED_SHARE if windowed else 1 / 4),
+            *layout(tile.sizes).fields(), x_blocks, columns_a_task, norm_scale(moduli, sizes.terms, share),
             8 * number, *shifted, LIST_SIZE, rests, form.words, int(form.fresh),
         )  # fmt: skip
         chain = Chain(device_index, calls, CHANGING, fixed)
