@@ -108,7 +108,14 @@ def bracket(name: str, x: torch.Tensor, form: Format, within: float = WITHIN) ->
     x = x.double()
     value = REFERENCES[name](x)
     slack = torch.where(value.isfinite(), _size(name, x, value) * within, 0.0)
-    return rounded(value - slack, form), rounded(value + slack, form)
+    below, above = value - slack, value + slack
+    if name in ("gelu", "silu"):
+        # Tiny numbers come out as x / 2 and less than 2^-53 of it more: above it, and below the next float64, between which
+        # lies no tie. Half of the subnormals would be near one.
+        tiny = (x.abs() < 2.0**-60) & (x != 0)
+        beside = torch.nextafter(x / 2, torch.full_like(x, math.inf))
+        below, above = torch.where(tiny, beside, below), torch.where(tiny, beside, above)
+    return rounded(below, form), rounded(above, form)
 
 
 def defined(name: str, x: torch.Tensor, form: Format = FLOAT32) -> torch.Tensor:
