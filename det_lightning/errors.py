@@ -16,6 +16,10 @@ class UncoveredError(DetError, RuntimeError):
     """A module or an operation has no arithmetic contract, so its bits could not be promised."""
 
 
+class LostRankError(DetError):
+    """Another rank is gone, or did not come: the cause is to be looked for there."""
+
+
 class LedgerError(DetError, ValueError):
     """A directory or a file is not a sound ledger, or does not belong to the run at hand."""
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch.distributed as dist
 
-from det_lightning.errors import DetError
+from det_lightning.errors import LostRankError
 
 _LAST_SECONDS = 0.2
 
@@ -19,16 +19,22 @@ def other_ranks(doing: str) -> Iterator[None]:
     """Around collectives and nothing else.
 
     Raises:
-        DetError: another rank is gone, or did not come within the process group's timeout.
+        LostRankError: another rank is gone, or did not come within the process group's timeout.
     """
     try:
         yield
     except RuntimeError as error:
-        raise DetError(
+        raise LostRankError(
             f"rank {dist.get_rank()} lost another rank while {doing}; it was killed, stopped with an error of its own, or "
             f"did not come within the timeout. This rank stops too: start the run again from its last checkpoint. "
             f"({str(error).splitlines()[0]})"
         ) from error
+
+
+def tells_of_another_rank(error: BaseException) -> bool:
+    """Whether an error only says that another rank was lost: one of `other_ranks`, or torch's where it stands alone."""
+    of_gloo = isinstance(error, RuntimeError) and "gloo/transport" in str(error)  # which has no class of its own
+    return of_gloo or isinstance(error, (LostRankError, dist.DistError))
 
 
 def wait(work: Any) -> None:

@@ -11,19 +11,24 @@ from typing import Any
 
 import torch
 
+from det_lightning.distributed.waiting import tells_of_another_rank
 from det_lightning.errors import DetError
 from det_lightning.strategies.given_ranks import free_port
 
+_CAUSE_SECONDS = 10  # for the next answer, once a rank has said that it lost another
+
 
 def _work(rank: int, orders: Connection) -> None:
-    """Runs each order; answers ("result", value) or ("error", (last words, traceback))."""
+    """Runs each order; answers ("result", value), ("error", (last words, traceback)), or "lost" in place of "error" where
+    the error only tells of another rank."""
     torch.set_num_threads(1)  # a fork has none of the threads that its parent started; waiting for them would hang
     while (order := orders.recv()) is not None:
         function, arguments = order
         try:
             orders.send(("result", function(rank, *arguments)))
         except BaseException as error:
-            orders.send(("error", (last_words(error), traceback.format_exc())))
+            kind = "lost" if tells_of_another_rank(error) else "error"
+            orders.send((kind, (last_words(error), traceback.format_exc())))
 
 
 def last_words(error: BaseException) -> str:
@@ -51,27 +56,31 @@ class Group:
             function: importable by name; the ranks meet at the loopback `port` (strategies/given_ranks.py).
 
         Raises:
-            DetError: a rank raised or ended; the message says what it raised, a note its traceback. The group is then not to
-                be used again.
+            DetError: a rank raised or ended; the message says what it raised, a note its traceback. What a rank says of
+                another that it lost is told only where no rank says more. The group is then not to be used again.
         """
         ranks = self._connections[:world_size]
         port = free_port()
         for connection in ranks:
             connection.send((function, (world_size, port, *arguments)))
-        answers, waiting = {}, list(ranks)
-        while waiting:
-            for connection in wait(waiting):
+        answers, waiting, lost = {}, list(ranks), None
+        while waiting and (ready := wait(waiting, timeout=None if lost is None else _CAUSE_SECONDS)):
+            for connection in ready:
                 try:
                     kind, value = connection.recv()
                 except (EOFError, ConnectionError):
                     kind, value = "error", ("the process ended without an answer", "")
-                if kind == "error":
+                if kind != "result":
                     said, where_from = value
-                    raise error_from_elsewhere(
-                        f"rank {ranks.index(connection)} of {world_size} failed: {said}", where_from
-                    )
+                    message = f"rank {ranks.index(connection)} of {world_size} failed: {said}"
+                    failure = error_from_elsewhere(message, where_from)
+                    if kind == "error":
+                        raise failure
+                    lost = lost or failure
                 answers[connection] = value
                 waiting.remove(connection)
+        if lost is not None:
+            raise lost
         return answers[ranks[0]]
 
 

@@ -187,8 +187,8 @@ def test_a_sample_that_cannot_be_loaded_ends_every_rank_with_one_clear_message(w
             ranks[rank].result()
         messages[failed.value.kind] = failed.value.message
     assert "sample 45 is damaged" in messages["ValueError"]
-    assert "rank 0 lost another rank while gradients were added up" in messages["DetError"]
-    assert "start the run again from its last checkpoint" in messages["DetError"]
+    assert "rank 0 lost another rank while gradients were added up" in messages["LostRankError"]
+    assert "start the run again from its last checkpoint" in messages["LostRankError"]
 
 
 # Compiled models
