@@ -246,17 +246,3 @@ def _part_of(order: SampleOrder, loader: DataLoader, part: float) -> SampleOrder
     if type(order) is SampleOrder and kept < order.samples:  # the first ones of the whole data set's permutation
         return ListedOrder(kept, order.global_batch, listing=lambda epoch: (order.epoch(epoch), None))
     return replace(order, samples=kept)
-
-
-def explain_prediction(exception: BaseException, world_size: int) -> None:
-    """Gives words to an assertion of Lightning's sampler without any: that each rank has a sample to predict."""
-    place = exception.__traceback__
-    while place is not None and place.tb_next is not None:
-        place = place.tb_next
-    sampler = None if place is None else place.tb_frame.f_locals.get("self")
-    if isinstance(exception, AssertionError) and type(sampler).__name__.startswith("UnrepeatedDistributedSampler"):
-        samples = sampler.total_size
-        exception.args = (
-            f"Trainer.predict got {samples} samples for {world_size} ranks, and Lightning cuts them so that every rank has "
-            f"one at least. Predict with devices={samples} or fewer.",
-        )

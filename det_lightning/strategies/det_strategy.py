@@ -23,10 +23,11 @@ from det_lightning.optim.stepping import check_optimizer
 from det_lightning.strategies import resume
 from det_lightning.strategies.accumulation import accumulation_of
 from det_lightning.strategies.batch_hooks import BatchMarks, cover_before_transfer, uncover_before_transfer
-from det_lightning.strategies.data import TrainingData, check_fetching, evaluation_loader, explain_prediction
+from det_lightning.strategies.data import TrainingData, check_fetching, evaluation_loader
 from det_lightning.strategies.evaluation_limits import EvaluationLimits
 from det_lightning.strategies.exact_metrics import make_metrics_exact, make_metrics_stock
 from det_lightning.strategies.exact_results import ExactCollection, make_exact, make_stock
+from det_lightning.strategies.prediction import PredictionCheck
 from det_lightning.strategies.stand_in import surroundings
 from det_lightning.strategies.start import broadcast_state, check_not_compiled, check_subnormals, check_whole
 from det_lightning.strategies.step import StepMixin
@@ -83,6 +84,7 @@ class DetStrategyMixin(StepMixin):
         self.saved_checkpoints: list[tuple[int, str]] = []
         self.training_data = TrainingData(global_batch, seed)
         self._evaluation_limits = EvaluationLimits()
+        self._prediction_check = PredictionCheck()
         self._swapped: dict[str, type] = {}
         self._marks = BatchMarks()
         self._clear_step()
@@ -102,6 +104,8 @@ class DetStrategyMixin(StepMixin):
             # Lightning would replace the user's order before process_dataloader sees it.
             self._connector = trainer._accelerator_connector
             self._connector.use_distributed_sampler, self._own_sampler = False, self._connector.use_distributed_sampler
+        else:
+            self._prediction_check.begin(trainer)
         self._swapped = convert(self.model)
         make_metrics_exact(self.model)
         for loop in _logging_loops(trainer):
@@ -141,6 +145,7 @@ class DetStrategyMixin(StepMixin):
             uncover_before_transfer(self.lightning_module)
             self.training_data.give_limit_back(trainer)
             self._evaluation_limits.give_back(trainer)
+            self._prediction_check.end()
             for loop in _logging_loops(trainer):
                 make_stock(loop._results)
         self._clear_step()
@@ -212,7 +217,6 @@ class DetStrategyMixin(StepMixin):
 
     def on_exception(self, exception: BaseException) -> None:
         self._clear_step()
-        explain_prediction(exception, self.world_size)
 
     # Checkpoints
 

@@ -20,7 +20,7 @@ from det_lightning.layers.linear import DetLinear
 from det_lightning.replay.run import QUIET_TRAINER, quiet_lightning
 from det_lightning.strategies.given_ranks import free_port, given_ranks
 from det_lightning.strategies.lightning_strategy import DetStrategy
-from tests.claims.processes import Failed, on_ranks
+from tests.claims.processes import Failed, in_new_process, on_ranks
 from tests.claims.test_world_size import trained
 from tests.claims.trainings import CLASSES, Network, Run, Split, bytes_of, spread_samples, train
 
@@ -342,7 +342,7 @@ class Seen(Network):
     def test_step(self, batch, batch_idx):
         self._look(batch)
 
-    def predict_step(self, batch, batch_idx):
+    def predict_step(self, batch, batch_idx, dataloader_idx=0):
         return batch[0]
 
 
@@ -384,6 +384,27 @@ def predict_two(rank, world_size, port):
 def test_predicting_fewer_samples_than_ranks_is_refused_with_both_numbers():
     with pytest.raises(Failed, match=r"Trainer\.predict got 2 samples for 3 ranks.*devices=2 or fewer"):
         on_ranks(3, predict_two)
+
+
+def predict_two_forked() -> None:
+    three = Trainer(strategy="det_fork", accelerator="cpu", devices=3, **QUIET_TRAINER)
+    three.predict(Seen(), [DataLoader(spread_samples(3)), DataLoader(spread_samples(2))])
+
+
+def test_predicting_fewer_samples_than_ranks_is_refused_where_the_ranks_are_forked():
+    with pytest.raises(Failed, match=r"Trainer\.predict got 2 samples for 3 ranks.*devices=2 or fewer"):
+        in_new_process(predict_two_forked)
+
+
+def predict_several(rank, world_size, port) -> tuple[list[int], list[str]]:
+    one = trainer_of(rank, world_size, port)
+    loaders = [DataLoader(spread_samples(samples)) for samples in (2, 5)]
+    lengths = [len(batches) for batches in one.predict(Seen(), loaders)]
+    return lengths, sorted(vars(one.predict_loop._data_source))
+
+
+def test_several_loaders_are_predicted_and_the_trainer_is_as_before():
+    assert on_ranks(2, predict_several) == [([1, 3], ["instance", "name"]), ([1, 2], ["instance", "name"])]
 
 
 def test_dropping_the_last_of_an_evaluation_drops_the_same_samples_at_every_split():
