@@ -2,10 +2,12 @@
 how many they are, makes the training depend on how the global batch is cut.
 """
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Collection
 from typing import Any
 from weakref import ref
 
+import torch
 from torch import Tensor
 
 from det_lightning.errors import UncoveredError
@@ -17,6 +19,10 @@ SCALINGS = COMMUTATIVE | DIVISIONS | frozenset("imul neg".split())
 _BY_VALUE = IEEE | frozenset(
     "eq ne ge gt le lt pow rpow clamp clip clamp_min clamp_max masked_fill where fill tensor as_tensor scalar_tensor".split()
 )
+# Every element of the result is one number.
+_FILLS = frozenset("full full_like new_full fill".split())
+# Of a tensor made of no sample: what it was filled with. It may be kept for later micro-batches, so it tells by itself.
+_ATTRIBUTE = "_det_lightning_numbers"
 
 
 class LossNumbers:
@@ -33,7 +39,6 @@ class LossNumbers:
     def __init__(self, samples: int, is_constant: Callable[[Tensor], bool]):
         self._samples, self._is_constant = samples, is_constant
         self.seen: set[float] = set()
-        self._apart: dict[int, ref] = {}  # by identity, made in this micro-batch of no sample
         self._carried: dict[int, tuple[ref, frozenset[float]]] = {}  # by identity, of what was made with numbers
         self._divided: dict[object, float] = {}  # autograd node of what was divided by the number of samples -> it
 
@@ -47,32 +52,52 @@ class LossNumbers:
         """A call was made: its numbers are seen, with those that its operands were made with, if the result has a gradient;
         without one, they wait for a call in which it meets one."""
         made = [value for value in flat(args[0] if name == "setitem" else result) if isinstance(value, Tensor)]
-        if not any(value.requires_grad for value in made) and all(map(self._holds_no_samples, operands)):
-            self._apart |= {id(value): ref(value) for value in made}  # it may be kept for later micro-batches
+        gradient = any(value.requires_grad for value in made)
+        if not gradient and (name in _FILLS or all(map(self._holds_no_samples, operands))):
+            numbers = tuple(self._fillings(name, args, kwargs, operands))
+            for value in made:
+                setattr(value, _ATTRIBUTE, () if value.dtype is torch.bool else numbers)
             return
-        whole = name in _BY_VALUE
-        # Not those in lists, which are values of samples.
-        given = (*args, *kwargs.values())
-        found = {float(value) for value in given if isinstance(value, float) or (whole and type(value) is int)}
+        found = _given(name, args, kwargs)
         for value in operands:
-            found |= self._made_with(value)
+            found.update(self._made_with(value, by_value=name in _BY_VALUE))
         for value in made:
-            self._apart.pop(id(value), None)
+            if getattr(value, _ATTRIBUTE, None) is not None:  # samples were written into it
+                setattr(value, _ATTRIBUTE, None)
             if value.requires_grad:
                 self.seen |= found
             elif found:
                 self._carried[id(value)] = (ref(value), frozenset(found))
 
-    def _holds_no_samples(self, value: Tensor) -> bool:
-        made = self._apart.get(id(value))
-        return (made is not None and made() is value) or self._is_constant(value)
+    def _fillings(self, name: str, args: tuple, kwargs: dict, operands: list[Tensor]) -> set[float]:
+        """What a call on tensors made of no sample fills its result with. Not what comes in lists or is written at places,
+        which may be of samples, and no infinity, which only masks. Where nothing was filled, the numbers of calls count
+        for nothing: a table of arange may be made in one micro-batch and kept for the others."""
+        if name in _FILLS:
+            shape = 0 if name == "full" else 1  # the others take a tensor's
+            found = _given(name, args, kwargs).union(*(self._made_with(v, by_value=True) for v in operands[shape:]))
+            return set(filter(math.isfinite, found))
+        if name == "setitem":
+            return set(self._made_with(args[0], by_value=True))
+        if name == "one_hot" or (args and isinstance(args[0], (list, tuple))):
+            return set()
+        by_value = name in _BY_VALUE or len(operands) == 1  # with others, an integer may be a place
+        found = set().union(*(self._made_with(value, by_value=by_value) for value in operands))
+        return found and found | _given(name, args, kwargs)
 
-    def _made_with(self, value: Tensor) -> set[float] | frozenset[float]:
-        if self._holds_no_samples(value):  # a number is told by its value, whenever it was made
-            number = value.is_cpu and value.is_floating_point() and value.dim() == 0
-            return {value.item()} if number else frozenset()
-        tensor, numbers = self._carried.get(id(value), (None, frozenset()))
-        return numbers if tensor is not None and tensor() is value else frozenset()
+    def _holds_no_samples(self, value: Tensor) -> bool:
+        return getattr(value, _ATTRIBUTE, None) is not None or self._is_constant(value)
+
+    def _made_with(self, value: Tensor, *, by_value: bool) -> Collection[float]:
+        """The numbers of an operand; those of integers only if the call takes an integer `by_value`."""
+        if not self._holds_no_samples(value):
+            tensor, numbers = self._carried.get(id(value), (None, frozenset()))
+            return numbers if tensor is not None and tensor() is value else frozenset()
+        if not value.is_floating_point() and (not by_value or value.is_complex() or value.dtype is torch.bool):
+            return ()
+        if value.is_cpu and value.dim() == 0:  # told by its value, whenever it was made
+            return (float(value),)
+        return getattr(value, _ATTRIBUTE, None) or ()
 
     def refuse_sum(self, values: Tensor) -> None:
         """Raises UncoveredError for the sum of items that were divided by the number of samples at hand."""
@@ -92,6 +117,13 @@ class LossNumbers:
             if divisor > 1 and abs(divisor - self._samples) < 1e-6 * divisor:
                 return divisor
         return None
+
+
+def _given(name: str, args: tuple, kwargs: dict) -> set[float]:
+    """The numbers of a call; not those in lists, which are values of samples, or sizes."""
+    whole = name in _BY_VALUE or name in _FILLS
+    given = (*args, *(value for key, value in kwargs.items() if key != "device"))
+    return {float(value) for value in given if isinstance(value, float) or (whole and type(value) is int)}
 
 
 def _numbers(args: tuple) -> list[float]:

@@ -218,6 +218,24 @@ NUMBERS = {
     "input": lambda self, x, y, k: F.cross_entropy(self(x * k), y),
     "input, by a tensor": lambda self, x, y, k: F.cross_entropy(self(x * torch.tensor(k)), y),
     "activation, by a tensor": lambda self, x, y, k: F.cross_entropy(self(x) * torch.tensor(k), y),
+    "input, by a tensor of an integer": lambda self, x, y, k: F.cross_entropy(self(x * torch.tensor(round(10 * k))), y),
+    "full": lambda self, x, y, k: F.cross_entropy(self(x) * torch.full((CLASSES,), k), y),
+    "full of an integer": lambda self, x, y, k: F.cross_entropy(self(x) + torch.full((CLASSES,), round(10 * k)), y),
+    "new_full": lambda self, x, y, k: F.cross_entropy(self(x) * x.new_full((CLASSES,), k), y),
+    "new_full of an integer": lambda self, x, y, k: F.cross_entropy(
+        self(x) * y.new_full((len(y), 1), round(10 * k)), y
+    ),
+    "a scaled constant": lambda self, x, y, k: F.cross_entropy(self(x) * (torch.full((CLASSES,), 0.5) * k), y),
+    "full_like": lambda self, x, y, k: F.mse_loss(self(x), torch.full_like(x[:, :CLASSES], k)),
+    "fill_": lambda self, x, y, k: F.cross_entropy(self(x) * torch.zeros(CLASSES).fill_(k), y),
+    "a constant's views and functions": lambda self, x, y, k: F.cross_entropy(
+        self(x) * torch.full((1,), k).expand(CLASSES).clone().to(torch.float64).float()[None].exp(), y
+    ),
+    "a number, expanded": lambda self, x, y, k: F.cross_entropy(self(x) * torch.tensor(k).expand(CLASSES), y),
+    "ones times a number": lambda self, x, y, k: F.cross_entropy(self(x) * (torch.ones(CLASSES) * torch.tensor(k)), y),
+    "a column of a constant": lambda self, x, y, k: F.cross_entropy(
+        self(torch.cat([x[:, 1:], torch.full((len(x), 1), k)], dim=1)), y
+    ),
     "in place": lambda self, x, y, k: F.cross_entropy(self(x.clone().mul_(k)), y),
     "clamp": lambda self, x, y, k: F.cross_entropy(self(x.clamp(max=k / 10)), y),
     "masked_fill": lambda self, x, y, k: F.cross_entropy(self(x).masked_fill(x[:, :CLASSES] > 0, k), y),
@@ -251,6 +269,30 @@ def test_numbers_that_do_not_reach_a_gradient_may_differ():
 
     options = {"options": {"global_batch": 11}}
     thirds, whole = (fit(network(training_step), split=split, **options) for split in (Split(1, 4, 3), Split(1, 11, 1)))
+    assert thirds.weights == whole.weights and len(set(whole.weights)) == 3
+
+
+def constants(module, x, y):
+    """Losses that are made with constants whose shapes, or whose numbers where they are places, depend on the batch."""
+    logits, count = module(x), len(x)
+    if not hasattr(module, "kept"):
+        module.kept = torch.full((CLASSES,), 0.3).mul_(2.0)
+    logits = logits * torch.full((count, 1), 0.5) + torch.zeros(count, 1) - module.kept * x.new_full((count, 1), 2)
+    positions = torch.cat([torch.full((1,), place) for place in range(count)])
+    logits = logits + F.one_hot(positions.clamp(max=0), CLASSES).to(logits.dtype)
+    sizes = torch.full((CLASSES,), 100 + count)
+    logits = logits.masked_fill(torch.arange(CLASSES) > sizes, float("-inf"))
+    weights = torch.zeros(count, CLASSES)
+    for row, label in enumerate(y.tolist()):
+        weights[row, : label + 1] = 1.0 / (label + 1)
+    weights = weights + torch.stack([torch.full((CLASSES,), 0.25 + label) for label in y.tolist()])
+    return F.cross_entropy(logits, torch.full((count,), 1)) + (logits * weights).masked_fill(logits < -1e30, 0.0).mean()
+
+
+def test_constants_of_the_same_number_may_have_the_shape_of_the_micro_batch():
+    build = network(lambda self, batch, batch_idx: constants(self, *batch))
+    options = {"options": {"global_batch": 11}}
+    thirds, whole = (fit(build, split=split, **options) for split in (Split(1, 4, 3), Split(1, 11, 1)))
     assert thirds.weights == whole.weights and len(set(whole.weights)) == 3
 
 
