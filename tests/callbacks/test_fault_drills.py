@@ -17,7 +17,7 @@ from det_lightning.kernels import dispatch
 from det_lightning.replay.run import QUIET_TRAINER, quiet_lightning
 from det_lightning.strategies.given_ranks import free_port, given_ranks
 from det_lightning.strategies.lightning_strategy import DetStrategy
-from tests.callbacks.test_weight_ledger import ClipsByHand
+from tests.callbacks.test_ledger_of_several_optimizers import ClipsByHand
 from tests.claims.processes import in_new_process, on_ranks
 from tests.replay.recorded import Network, build
 

@@ -1,7 +1,6 @@
 """The ledger callback: it changes nothing, survives a kill, continues a resumed run, and refuses another run's directory."""
 
 import itertools
-import json
 import os
 import signal
 import time
@@ -12,20 +11,16 @@ import torch
 from det_lightning.callbacks.fault_guard import FaultGuard
 from det_lightning.callbacks.replica_guard import ReplicaGuard
 from det_lightning.callbacks.weight_ledger import WeightLedger
-from lightning.pytorch import LightningModule, Trainer
+from lightning.pytorch import Trainer
 from lightning.pytorch.callbacks import Callback, ModelCheckpoint
-from lightning.pytorch.strategies import DDPStrategy
 
-from det_lightning.errors import InputError
 from det_lightning.kernels.cpu import gemm_int8
-from det_lightning.ledger.record import bits_float
 from det_lightning.ledger.store import LedgerReader
-from det_lightning.replay import replay
 from det_lightning.replay.run import QUIET_TRAINER, quiet_lightning
 from det_lightning.strategies.lightning_strategy import DetStrategy
+from tests.callbacks.recorded_runs import RaisingNetwork, fit, record_under_ddp, traces
 from tests.claims.processes import PATIENCE_SECONDS, Background, Failed, in_new_process
 from tests.claims.trainings import Run, train
-from tests.cli.golden_cases import answer
 from tests.replay.recorded import build
 
 
@@ -34,51 +29,6 @@ class _Slow(Callback):
 
     def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx) -> None:
         time.sleep(0.05 if trainer.global_step < trainer.max_steps - 1 else 10 * PATIENCE_SECONDS)
-
-
-class _RaisingNetwork(Callback):
-    def on_train_batch_start(self, trainer, pl_module, batch, batch_idx) -> None:
-        if trainer.global_step == 4:
-            raise RuntimeError("planted")
-
-
-def fit(folder: Path, *, steps: int, resume: str | None = None, callback: Callback | None = None, ledger="ledger"):
-    """One training with a checkpoint every third step."""
-    quiet_lightning()
-    module, loader = build()
-    arguments = {name: value for name, value in QUIET_TRAINER.items() if name != "enable_checkpointing"}
-    trainer = Trainer(
-        accelerator="cpu",
-        devices=1,
-        strategy=DetStrategy(seed=4),
-        max_steps=steps,
-        callbacks=[
-            *([callback] if callback else []),
-            WeightLedger(folder / ledger),
-            ModelCheckpoint(folder, every_n_train_steps=3, save_top_k=-1, filename="{step}"),
-        ],
-        **arguments,
-    )
-    trainer.fit(module, loader, ckpt_path=resume)
-
-
-def record_under_ddp(path: Path) -> None:
-    quiet_lightning()
-    module, loader = build()
-    trainer = Trainer(
-        accelerator="cpu",
-        devices=1,
-        strategy=DDPStrategy(),
-        max_steps=5,
-        callbacks=[WeightLedger(path)],
-        **QUIET_TRAINER,
-    )
-    trainer.fit(module, loader)
-
-
-def traces(path: Path) -> dict[int, str]:
-    with LedgerReader(path) as reader:
-        return {record.step: record.trace for record in reader.records()}
 
 
 def test_the_ledger_changes_no_bit_of_the_training(tmp_path):
@@ -162,7 +112,7 @@ def test_a_checkpoint_of_another_run_is_refused(tmp_path):
 
 def test_an_exception_leaves_a_ledger_that_does_not_say_finished(tmp_path):
     with pytest.raises(Failed, match="planted"):
-        in_new_process(fit, tmp_path, steps=9, callback=_RaisingNetwork())
+        in_new_process(fit, tmp_path, steps=9, callback=RaisingNetwork())
     with LedgerReader(tmp_path / "ledger") as reader:
         assert (reader.last_step, reader.closed) == (4, False)
         assert reader.verify_chain().sound
@@ -223,11 +173,6 @@ def test_a_ledger_may_begin_at_a_checkpoint_that_has_none(tmp_path):
         assert reader.record(7).agree == whole.record(7).agree
 
 
-def test_an_unknown_kind_is_refused_when_it_is_asked_for():
-    with pytest.raises(InputError, match="activations"):
-        WeightLedger("nowhere", kinds=("weights", "activations"))
-
-
 def fit_in_started_processes(path: Path, start_method: str) -> None:
     quiet_lightning()
     module, loader = build()
@@ -243,189 +188,6 @@ def test_processes_that_lightning_starts_write_one_ledger_and_the_same(tmp_path,
     in_new_process(fit_in_started_processes, tmp_path / "two", start_method)
     in_new_process(fit, tmp_path, steps=5)
     assert traces(tmp_path / "two") == traces(tmp_path / "ledger")
-
-
-@pytest.mark.parametrize(
-    "option", [{"kinds": {"weights": 1, "optimizer": 4}}, {"leaves_every_n_steps": 3}, {"keep_leaves": 2}]
-)
-def test_what_is_recorded_less_often_is_replayed_alike(tmp_path, option):
-    in_new_process(fit_with_options, tmp_path / "sparse", option)
-    in_new_process(fit, tmp_path, steps=9)
-    with LedgerReader(tmp_path / "sparse") as sparse, LedgerReader(tmp_path / "ledger") as whole:
-        assert sparse.verify_chain().sound
-        for record in sparse.records():
-            for kind, found in record.agree["roots"].items():
-                if found is not None:
-                    assert found == whole.record(record.step).agree["roots"][kind]
-        rows = {kind: sum(kind in record.leaves for record in sparse.records()) for kind in ("weights", "optimizer")}
-        kept = [record.step for record in sparse.records() if sparse.keeps_leaves(record, "weights")]
-    expected = {"kinds": {"weights": 10, "optimizer": 3}, "leaves_every_n_steps": {"weights": 4, "optimizer": 4}}
-    assert rows == expected.get(next(iter(option)), {"weights": 10, "optimizer": 10})
-    every = option.get("leaves_every_n_steps", 1)
-    assert kept == ([0, 8, 9] if "keep_leaves" in option else [*range(0, 10, every)])
-    result = in_new_process(replay, tmp_path / "sparse", entry="tests.replay.recorded:build")
-    assert result.matched and result.steps == 9
-
-
-class DeferringLedger(WeightLedger):
-    """As on a CUDA device, where digests are fetched while the next step runs."""
-
-    @staticmethod
-    def _defers(pl_module) -> bool:
-        return True
-
-
-def fit_deferring(folder: Path, steps: int, resume: str | None = None, callback: Callback | None = None) -> None:
-    quiet_lightning()
-    module, loader = build()
-    arguments = {name: value for name, value in QUIET_TRAINER.items() if name != "enable_checkpointing"}
-    saver = ModelCheckpoint(folder, every_n_train_steps=3, save_top_k=-1, filename="{step}")
-    callbacks = [*([callback] if callback else []), DeferringLedger(folder / "ledger"), saver]
-    trainer = Trainer(
-        accelerator="cpu", devices=1, strategy=DetStrategy(seed=4), max_steps=steps, callbacks=callbacks, **arguments
-    )
-    trainer.fit(module, loader, ckpt_path=resume)
-
-
-def test_records_that_are_written_one_step_late_are_the_same_also_after_an_exception_and_a_resume(tmp_path):
-    in_new_process(fit, tmp_path / "at once", steps=8)
-    expected = traces(tmp_path / "at once" / "ledger")
-    with pytest.raises(Failed, match="planted"):
-        in_new_process(fit_deferring, tmp_path / "late", 8, callback=_RaisingNetwork())
-    assert traces(tmp_path / "late" / "ledger") == {step: trace for step, trace in expected.items() if step <= 4}
-    in_new_process(fit_deferring, tmp_path / "late", 8, str(tmp_path / "late" / "step=3.ckpt"))
-    assert traces(tmp_path / "late" / "ledger") == expected
-    with LedgerReader(tmp_path / "late" / "ledger") as late, LedgerReader(tmp_path / "at once" / "ledger") as once:
-        assert late.closed and late.verify_chain().sound
-        assert {each.step for each in late.checkpoints()} == {each.step for each in once.checkpoints()} == {3, 6}
-
-
-def fit_with_options(path: Path, option: dict) -> None:
-    quiet_lightning()
-    module, loader = build()
-    callbacks = [WeightLedger(path, **option)]
-    strategy = DetStrategy(seed=4)
-    Trainer(accelerator="cpu", devices=1, strategy=strategy, max_steps=9, callbacks=callbacks, **QUIET_TRAINER).fit(
-        module, loader
-    )
-
-
-def test_an_interval_below_one_is_refused():
-    with pytest.raises(InputError, match="every 0 steps"):
-        WeightLedger("nowhere", kinds={"weights": 0})
-    with pytest.raises(InputError, match="leaves_every_n_steps"):
-        WeightLedger("nowhere", leaves_every_n_steps=0)
-    with pytest.raises(InputError, match="keep_leaves is 0"):
-        WeightLedger("nowhere", keep_leaves=0)
-
-
-def test_options_that_contradict_each_other_are_refused():
-    with pytest.raises(InputError, match="without keep_leaves all leaves are kept"):
-        WeightLedger("nowhere", keep_leaves_every_n_steps=10)
-    with pytest.raises(InputError, match="give a multiple"):
-        WeightLedger("nowhere", leaves_every_n_steps=4, keep_leaves=8, keep_leaves_every_n_steps=10)
-
-
-class TwoOptimizers(LightningModule):
-    """Two networks that are stepped one after the other, by hand, as in adversarial training."""
-
-    def __init__(self, doubled_from: int | None):
-        super().__init__()
-        self.automatic_optimization = False
-        self.doubled_from = doubled_from
-        self.one, self.other = torch.nn.Linear(8, 4), torch.nn.Linear(8, 4)
-        with torch.no_grad():
-            for parameter in self.parameters():
-                parameter.copy_(torch.arange(parameter.numel()).reshape(parameter.shape) % 5 / 8 - 0.25)
-
-    def training_step(self, batch, batch_idx):
-        x, y = batch
-        for network, optimizer in zip((self.one, self.other), self.optimizers(), strict=True):
-            optimizer.zero_grad()
-            logits = network(x)
-            if self.doubled_from is not None and self.trainer.global_step + 1 >= self.doubled_from:
-                logits = logits * 2.0
-            self.manual_backward(torch.nn.functional.cross_entropy(logits, y))
-            optimizer.step()
-
-    def configure_optimizers(self):
-        return [torch.optim.SGD(self.one.parameters(), lr=0.25), torch.optim.SGD(self.other.parameters(), lr=0.125)]
-
-
-def build_two(doubled_from: int | None = None):
-    return TwoOptimizers(doubled_from), build()[1]
-
-
-def fit_two(path: Path, strategy: str, doubled_from: int | None = None) -> None:
-    quiet_lightning()
-    module, loader = build_two(doubled_from)
-    entry = "tests.callbacks.test_weight_ledger:build_two"
-    callbacks = [WeightLedger(path, entry=entry, entry_arguments={"doubled_from": doubled_from})]
-    chosen = DetStrategy(seed=4) if strategy == "det" else "auto"
-    Trainer(accelerator="cpu", devices=1, strategy=chosen, max_steps=8, callbacks=callbacks, **QUIET_TRAINER).fit(
-        module, loader
-    )
-
-
-@pytest.mark.parametrize("strategy", ["det", "auto"])
-def test_every_step_of_several_optimizers_has_a_record(tmp_path, strategy):
-    in_new_process(fit_two, tmp_path / "a", strategy)
-    with LedgerReader(tmp_path / "a") as reader:
-        assert (reader.first_step, reader.last_step, reader.verify_chain().sound) == (0, 8, True)
-        records = [reader.leaves(record, "weights") for record in reader.records()]
-        for step in range(1, 9):
-            changed = {name for name in records[step] if records[step][name] != records[step - 1][name]}
-            assert changed == {f"{'one' if step % 2 else 'other'}.{kind}" for kind in ("weight", "bias")}
-        rates = [reader.record(step).agree["learning_rates"] for step in (1, 2)]
-        assert rates == [["3fd0000000000000"], ["3fc0000000000000"]]
-
-
-def test_a_change_is_found_in_the_step_of_the_second_optimizer(tmp_path):
-    in_new_process(fit_two, tmp_path / "a", "det")
-    in_new_process(fit_two, tmp_path / "b", "det", 4)
-    code, out, err = in_new_process(answer, ["bisect", str(tmp_path / "a"), str(tmp_path / "b"), "--replay", "--json"])
-    told = json.loads(out)
-    assert (code, told["first"]["step"], told["inside"]["verdict"]) == (1, 4, "found"), err
-    assert {each["name"] for each in told["first"]["tensors"]} == {"other.weight", "other.bias"}
-    assert told["inside"]["difference"]["candidate"]["name"] == "aten.mul.Tensor"
-    assert in_new_process(replay, tmp_path / "a").matched
-
-
-class ClipsByHand(TwoOptimizers):
-    """Clips the gradients of the first network only; keeps the norms before."""
-
-    def __init__(self):
-        super().__init__(None)
-        self.norms = []
-
-    def training_step(self, batch, batch_idx):
-        x, y = batch
-        for network, optimizer in zip((self.one, self.other), self.optimizers(), strict=True):
-            optimizer.zero_grad()
-            self.manual_backward(torch.nn.functional.cross_entropy(network(x), y))
-            if network is self.one:
-                self.norms.append(self.trainer.strategy.gradient_norm().item())
-                self.clip_gradients(optimizer, gradient_clip_val=0.01, gradient_clip_algorithm="norm")
-            optimizer.step()
-
-
-def fit_clipping_by_hand(path):
-    quiet_lightning()
-    module, loader = ClipsByHand(), build()[1]
-    options = {"accelerator": "cpu", "devices": 1, "strategy": DetStrategy(seed=4), "max_steps": 6, **QUIET_TRAINER}
-    Trainer(callbacks=[WeightLedger(path)], **options).fit(module, loader)
-    return module.norms
-
-
-def test_clip_norms_are_recorded_with_the_step_they_belong_to_when_one_clips_by_hand(tmp_path):
-    norms = in_new_process(fit_clipping_by_hand, tmp_path)
-    with LedgerReader(tmp_path) as reader:
-        clips = [record.agree["clip"] for record in reader.records()]
-    assert [clip is not None for clip in clips] == [False, True, False, True, False, True, False]
-    assert len({clip["norm"] for clip in clips if clip}) == 3
-    # Of all gradients that stand there: those of the other network too.
-    assert all(bits_float(clip["norm"]) <= norm for clip, norm in zip(clips[1::2], norms, strict=True))
-    assert all(0.0 < bits_float(clip["coefficient"]) < 1.0 for clip in clips[1::2])
 
 
 def fit_in_every_order(folder: Path) -> tuple[int, list[str]]:

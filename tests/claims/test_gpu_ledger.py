@@ -16,8 +16,8 @@ from det_lightning.ledger.store import LedgerReader
 from det_lightning.replay import replay
 from det_lightning.replay.run import QUIET_TRAINER
 from det_lightning.strategies.given_ranks import given_ranks
+from tests.callbacks import sharded_trainings as sharded
 from tests.callbacks import test_fault_drills
-from tests.callbacks import test_sharded_ledger as sharded
 from tests.claims.processes import in_new_process, on_ranks
 from tests.claims.test_gpu_training import RUNS
 from tests.claims.trainings import Split, train

@@ -17,7 +17,7 @@ from tests.claims.processes import Background, Failed, on_ranks
 from tests.claims.test_resume import assert_continues
 from tests.claims.test_world_size import assert_same_training
 from tests.claims.trainings import Network, Run, Split, spread_samples, train
-from tests.strategies.test_trainer_features import trainer_of
+from tests.strategies.small_fits import trainer_of
 
 SAMPLES = 46
 

@@ -112,7 +112,7 @@ def test_only_weights_are_rebuilt(run):
 
 
 def test_a_stock_run_is_replayed_at_its_own_split_and_refused_at_another(tmp_path):
-    from tests.callbacks.test_weight_ledger import record_under_ddp
+    from tests.callbacks.recorded_runs import record_under_ddp
 
     in_new_process(record_under_ddp, tmp_path / "ledger")
     result = replayed(tmp_path / "ledger", entry=ENTRY)

@@ -19,7 +19,7 @@ from tests.claims.processes import Background, Failed, on_ranks
 from tests.claims.test_resume import assert_continues
 from tests.claims.test_world_size import assert_same_training
 from tests.claims.trainings import Network, Run, Split, bytes_of, spread_samples, train
-from tests.strategies.test_trainer_features import Seen, plain, trainer_of
+from tests.strategies.small_fits import Seen, plain, trainer_of
 
 RUN = Run(split=Split(1, 12, 1), samples=58, steps=9, options={"global_batch": 12}, loader={"shuffle": True})
 OTHER_SPLITS = [Split(1, 1, 3), Split(2, 1, 2)]
@@ -32,14 +32,6 @@ def outcome_of(run: Run):
 @cache
 def whole(name: str, limit: float):
     return outcome_of(replace(RUN, trainer={name: limit}))
-
-
-@pytest.fixture
-def trainer():
-    """() -> a Trainer with one rank in this process."""
-    yield lambda *callbacks, **arguments: trainer_of(0, 1, free_port(), *callbacks, **arguments)
-    if dist.is_initialized():
-        dist.destroy_process_group()
 
 
 # Parts of an epoch
