@@ -1,11 +1,6 @@
 """A writer killed at any moment loses at most the record it was writing, and the next start says so."""
 
 import os
-import random
-import signal
-import subprocess
-import sys
-import time
 
 import pytest
 
@@ -13,43 +8,12 @@ from det_lightning.errors import LedgerError
 from det_lightning.ledger.chain import verify_chain
 from det_lightning.ledger.store import LedgerReader, LedgerWriter
 from tests.ledger.example_runs import append_steps, trace_at, write_run
-
-WRITER = """
-import sys
-from det_lightning.ledger.store import LedgerReader, LedgerWriter
-from tests.ledger.example_runs import append_steps
-path, known = sys.argv[1], sys.argv[2]
-try:
-    with LedgerReader(path) as reader:
-        record = reader.record(reader.last_step)
-    writer = LedgerWriter.reopen(path, step=record.step, trace=record.trace, environment={})
-except ValueError:
-    writer = LedgerWriter.create(path, recipe={}, environment={}, entry={})
-with open(known, "a", buffering=1) as done:
-    for step in range(0 if writer.step is None else writer.step + 1, 10**6):
-        append_steps(writer, [step])
-        done.write(f"{step}\\n")
-"""
+from tests.ledger.killed_writer import kill_writers
 
 
 def test_a_killed_writer_loses_at_most_one_record_and_its_ledger_is_continued(tmp_path):
-    path, known = tmp_path / "run", tmp_path / "known"
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
-    rng = random.Random(7)
-    for _ in range(8):
-        before = known.read_text().count("\n") if known.exists() else 0
-        process = subprocess.Popen(
-            [sys.executable, "-c", WRITER, str(path), str(known)], env=environment, stderr=subprocess.PIPE
-        )
-        while process.poll() is None and (not known.exists() or known.read_text().count("\n") < before + 3):
-            time.sleep(0.01)
-        time.sleep(rng.random() * 0.05)
-        process.send_signal(signal.SIGKILL)
-        assert process.wait() == -signal.SIGKILL, process.stderr.read().decode()
-        process.stderr.close()
-        done = [int(line) for line in known.read_text().split("\n")[:-1]]
-        report = verify_chain(path)
-        assert report.sound, report.damage
+    path = tmp_path / "run"
+    for done, report in kill_writers(path, kills=8, records=3, seed=7):
         assert done[-1] <= report.last_step <= done[-1] + 1
     with LedgerReader(path) as reader:
         step = reader.last_step

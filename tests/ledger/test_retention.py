@@ -1,10 +1,6 @@
 """What a ledger keeps of its leaves: the last records, chosen steps for good, and roots of all."""
 
 import os
-import random
-import signal
-import subprocess
-import sys
 import tempfile
 import time
 from pathlib import Path
@@ -21,6 +17,7 @@ from det_lightning.ledger.leaf_file import leaf_files, leaf_path
 from det_lightning.ledger.retention import LeafParts, Retention
 from det_lightning.ledger.store import LedgerReader, LedgerWriter
 from tests.ledger.example_runs import agree_and_leaves, append_steps, trace_at, write_run
+from tests.ledger.killed_writer import kill_writers, start_writer
 
 
 def kept_run(path, steps, retention, **options):
@@ -115,44 +112,9 @@ def test_a_death_within_a_deletion_loses_nothing_that_was_to_be_kept(tmp_path, m
     assert len({part for _, part in leaf_files(tmp_path / "run")}) <= 7
 
 
-WRITER = """
-import sys
-from det_lightning.ledger.retention import Retention
-from det_lightning.ledger.store import LedgerReader, LedgerWriter
-from tests.ledger.example_runs import append_steps
-path, known = sys.argv[1], sys.argv[2]
-try:
-    with LedgerReader(path) as reader:
-        record = reader.record(reader.last_step)
-    writer = LedgerWriter.reopen(
-        path, step=record.step, trace=record.trace, environment={}, retention=Retention(3, 50)
-    )
-except ValueError:
-    writer = LedgerWriter.create(path, recipe={}, environment={}, entry={}, retention=Retention(3, 50))
-with open(known, "a", buffering=1) as done:
-    for step in range(0 if writer.step is None else writer.step + 1, 10**6):
-        append_steps(writer, [step])
-        done.write(f"{step}\\n")
-"""
-
-
 def test_a_writer_that_is_killed_while_it_deletes_keeps_what_it_was_told_to(tmp_path):
-    path, known = tmp_path / "run", tmp_path / "known"
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
-    rng = random.Random(3)
-    for _ in range(6):
-        before = known.read_text().count("\n") if known.exists() else 0
-        process = subprocess.Popen(
-            [sys.executable, "-c", WRITER, str(path), str(known)], env=environment, stderr=subprocess.PIPE
-        )
-        while process.poll() is None and (not known.exists() or known.read_text().count("\n") < before + 10):
-            time.sleep(0.01)
-        time.sleep(rng.random() * 0.05)
-        process.send_signal(signal.SIGKILL)
-        assert process.wait() == -signal.SIGKILL, process.stderr.read().decode()
-        process.stderr.close()
-        report = verify_chain(path)
-        assert report.sound, report.damage
+    path = tmp_path / "run"
+    for _, report in kill_writers(path, 3, 50, kills=6, records=10, seed=3):
         last = report.last_step
         wanted = {*range(0, last + 1, 50), *range(last - 2, last + 1)}
         assert wanted <= set(kept_steps(path)) and wanted <= set(kept_steps(path, "gradients")) | {0}
@@ -303,8 +265,7 @@ def test_any_sequence_of_stretches_and_resumes_keeps_what_it_should(last, every,
 
 def test_a_run_that_goes_on_dropping_leaves_can_be_read_and_checked_meanwhile(tmp_path):
     path, known = tmp_path / "run", tmp_path / "known"
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
-    process = subprocess.Popen([sys.executable, "-c", WRITER, str(path), str(known)], env=environment)
+    process = start_writer(path, known, 3, 50)
     try:
         while process.poll() is None and (not known.exists() or known.read_text().count("\n") < 3):
             time.sleep(0.01)
@@ -317,5 +278,5 @@ def test_a_run_that_goes_on_dropping_leaves_can_be_read_and_checked_meanwhile(tm
                     digests = agree_and_leaves(step)[1]["weights"]
                     assert found in ({}, {name: digest.hex() for name, digest in digests.items()})
     finally:
-        process.send_signal(signal.SIGKILL)
-        process.wait()
+        process.kill()
+        process.communicate()
