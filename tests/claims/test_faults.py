@@ -80,7 +80,7 @@ def test_a_rank_that_is_killed_ends_the_others_with_one_message(where, tmp_path)
             with pytest.raises(Failed) as failure:
                 ranks[rank].result()
             assert f"rank {rank} lost another rank while {DOING[where]}" in failure.value.message
-            assert failure.value.kind == "DetError"
+            assert failure.value.kind == "LostRankError"
     finally:
         for rank in ranks:
             rank.end()
