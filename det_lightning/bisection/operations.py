@@ -227,21 +227,30 @@ def _reaches(difference: OperationDifference, candidate: Sequence[Operation]) ->
 
 
 def concerned_tensor(difference: OperationDifference, log: Sequence[Operation]) -> str:
-    """Name of the state that the operation, or one soon after it, works on; empty if there is none.
+    """Name of the state or gradient that the operation works on, or that one soon after it makes of its results; empty if
+    there is none. An operation that only follows it is asked nothing: what that works on may be innocent.
 
     log: of the candidate, or of the reference where the candidate has no such operation.
     """
     one = difference.candidate or difference.reference
-    gradient = ""
     if difference.kind == INPUT and (name := getattr(difference.candidate, difference.side)[difference.place].name):
         return name
-    for operation in (difference.shown or ()) + tuple(log[one.index : one.index + _LOOK_AHEAD]):
-        if operation.name in (STATE, BATCH):
+    digests, storages, gradient = set(), set(), ""
+    for operation in (one, *(difference.shown or ()), *log[one.index + 1 : one.index + _LOOK_AHEAD]):
+        noted = operation.name in (STATE, BATCH, GRADIENTS)
+        read = operation.outputs if noted else operation.inputs
+        follows = [each for each in read if each.digest in digests or each.storage in storages]
+        made = {each.storage for each in operation.outputs}
+        if not follows and operation is not one and operation not in (difference.shown or ()):
+            storages -= made  # memory that was freed and used again
             continue
-        for value in (*operation.outputs, *operation.inputs):
-            if value.name and not value.name.startswith(GRADIENTS):
-                return value.name
-            gradient = gradient or value.name
+        names = [each.name for each in (follows if noted else (*operation.outputs, *read)) if each.name]
+        state = next((name for name in names if not name.startswith(GRADIENTS)), "")
+        gradient = gradient or next(iter(names), "")
+        if state or (gradient and (noted or operation is one)):
+            return state or gradient
+        digests |= {each.digest for each in operation.outputs} - {*NOT_READ}
+        storages |= made - {0}  # 0: no memory
     return gradient
 
 

@@ -85,6 +85,15 @@ CASES = [
         "weights last.weight",
         options={"world": 2},
     ),
+    Planted("gradient", PLANTED_STEP, ALL, {"kind": "code", "name": "aten.zero_"}, "gradients middle.bias"),
+    Planted(
+        "foreign",  # what only looks at the run, on both ranks or on rank 0, is accused of nothing
+        PLANTED_STEP,
+        {"weights"},
+        {"kind": "state after", "rank": 0},
+        "weights first.weight",
+        options={"world": 2},
+    ),
     Planted(
         "backward",
         PLANTED_STEP,
