@@ -47,7 +47,7 @@ class LossNumbers:
         """A call was made: its numbers are seen, with those that its operands were made with, if the result has a gradient;
         without one, they wait for a call in which it meets one."""
         made = [value for value in flat(args[0] if name == "setitem" else result) if isinstance(value, Tensor)]
-        if not any(value.requires_grad for value in made) and all(map(self._holds_no_samples, operands)):
+        if not any(value.requires_grad for value in made) and all(map(self.holds_no_samples, operands)):
             self._apart |= {id(value): ref(value) for value in made}  # it may be kept for later micro-batches
             return
         whole = name in _BY_VALUE
@@ -63,12 +63,12 @@ class LossNumbers:
             elif found:
                 self._carried[id(value)] = (ref(value), frozenset(found))
 
-    def _holds_no_samples(self, value: Tensor) -> bool:
+    def holds_no_samples(self, value: Tensor) -> bool:
         made = self._apart.get(id(value))
         return (made is not None and made() is value) or self._is_constant(value)
 
     def _made_with(self, value: Tensor) -> set[float] | frozenset[float]:
-        if self._holds_no_samples(value):  # a number is told by its value, whenever it was made
+        if self.holds_no_samples(value):  # a number is told by its value, whenever it was made
             number = value.is_cpu and value.is_floating_point() and value.dim() == 0
             return {value.item()} if number else frozenset()
         tensor, numbers = self._carried.get(id(value), (None, frozenset()))
