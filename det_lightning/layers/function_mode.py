@@ -215,6 +215,12 @@ class FunctionMode(TorchFunctionMode):
 
     def _refuse_always(self, name: str, func: Callable, *, free: bool) -> None:
         """Calls without a contract whatever their operands are; `free`: they are batch-free."""
+        if torch._C._functorch.peek_interpreter_stack() is not None:
+            raise self.refusal(
+                "a transform of torch.func (grad, vmap, jvp)",
+                "Its tensors stand for others, and calls on them are not seen. Write the computation for the whole batch "
+                "without it; torch.func.functional_call is covered.",
+            )
         if name in RANDOM and (free or func not in self._replacements):
             raise self.refusal(
                 f"the random call {name}",

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from det_lightning.distributed.random_guard import states
+from det_lightning.distributed.random_guard import refuse_draws, states
 from det_lightning.distributed.reducer import GradientReducer
 from det_lightning.distributed.replicas import check_replicas
 from det_lightning.distributed.slice_loader import SliceLoader
@@ -80,13 +80,7 @@ class FabricStepMixin:
                 "the batch that the training loader yielded, with gradients on and the model in training mode, and put "
                 "through fabric.backward once: add losses of one batch, and call it within the loop over the loader."
             )
-        moved = [name for name, state in states().items() if state != self._generators[name]]
-        if moved:
-            raise UncoveredError(
-                f"between a batch and fabric.backward the global generator of {' and '.join(moved)} was drawn from, whose "
-                f"numbers depend on the rank and on the cut. Draw with det_lightning.random, for example "
-                f"det_lightning.random.randn_like(x), x a tensor with the samples in dimension 0, or in the data set."
-            )
+        refuse_draws(self._generators, "between a batch and fabric.backward")
         last = self._pending + 1 == self._accumulate
         if last and self._skipping:
             raise InputError(
