@@ -119,6 +119,7 @@ class DetStrategyMixin(StepMixin):
         self.lost_claims = [claim for claim in lost if claim is not None]
         for claim in self.lost_claims if self.is_global_zero else ():
             warnings.warn(claim, stacklevel=2)
+        _check_schedules(self.lr_scheduler_configs, max(accumulation_of(trainer).values))
 
     def on_train_start(self) -> None:
         super().on_train_start()
@@ -262,6 +263,18 @@ class DetStrategyMixin(StepMixin):
 def _logging_loops(trainer) -> list[Any]:
     training = trainer.fit_loop.epoch_loop
     return [training, training.val_loop, trainer.validate_loop, trainer.test_loop]
+
+
+def _check_schedules(configs: list[Any], accumulate: int) -> None:
+    """Lightning counts micro-batches where a scheduler steps at every so many steps."""
+    for config in configs:
+        if config.interval == "step" and config.frequency > 1 and accumulate > 1:
+            raise UncoveredError(
+                f'{type(config.scheduler).__name__} has "interval": "step" and "frequency": {config.frequency}, which '
+                f"Lightning counts in micro-batches: with accumulate_grad_batches={accumulate} it would step after other "
+                f"optimizer steps than without. Leave frequency at 1, and let the schedule itself count, for example "
+                f"StepLR(optimizer, step_size={config.frequency})."
+            )
 
 
 def _check_rate_finder(trainer, world_size: int) -> None:
