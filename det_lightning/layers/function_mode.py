@@ -11,6 +11,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.overrides import TorchFunctionMode, _get_current_function_mode_stack
 
 from det_lightning.errors import DetError, UncoveredError
@@ -154,6 +155,7 @@ class FunctionMode(TorchFunctionMode):
         with_gradient = torch.is_grad_enabled() and any(value.requires_grad for value in operands)
         free = self.strict and with_gradient and self.batch_free.are_all(operands)
         if self.strict:
+            self._refuse_stand_ins(name, operands)
             self._refuse_always(name, func, free=free)
         if self.strict and with_gradient:
             met = self._meeting(name, func, args, kwargs, operands, free=free)
@@ -213,14 +215,21 @@ class FunctionMode(TorchFunctionMode):
             self._follow_mean(name, args[0] if name == "setitem" else result)
         return result
 
+    def _refuse_stand_ins(self, name: str, operands: list[Tensor]) -> None:
+        """Tensors that stand for others: what is computed with those is not seen."""
+        if any(map(torch._C._functorch.is_functorch_wrapped_tensor, operands)):
+            raise self.refusal(
+                f"{name} within a transform of torch.func (grad, vmap)",
+                "Write the computation for the whole batch without it; torch.func.functional_call is covered.",
+            )
+        if any(isinstance(value, FakeTensor) for value in operands):
+            raise self.refusal(
+                f"{name} within torch.compile",
+                "It fuses operations into kernels with roundings of their own: call the function without it.",
+            )
+
     def _refuse_always(self, name: str, func: Callable, *, free: bool) -> None:
         """Calls without a contract whatever their operands are; `free`: they are batch-free."""
-        if torch._C._functorch.peek_interpreter_stack() is not None:
-            raise self.refusal(
-                "a transform of torch.func (grad, vmap, jvp)",
-                "Its tensors stand for others, and calls on them are not seen. Write the computation for the whole batch "
-                "without it; torch.func.functional_call is covered.",
-            )
         if name in RANDOM and (free or func not in self._replacements):
             raise self.refusal(
                 f"the random call {name}",
