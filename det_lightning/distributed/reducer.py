@@ -117,7 +117,7 @@ class GradientReducer:
                 f"the parameter {self.parameters[place][0]} received a gradient after all that its forward pass announced; "
                 f"please report this"
             )
-        self._open = place
+        self._open = place, number
         if self.weightless:
             return None
         self._used.add(place)
@@ -203,7 +203,7 @@ class GradientReducer:
         self._totals: list[bool] = []
         self._groups: list[list[int]] = [[]]
         self._group = self._launched = 0
-        self._open: int | None = None  # whose digits a backward pass is adding to
+        self._open: tuple[int, int] | None = None  # place and bucket of the digits a backward pass is adding to
         self._last = self._started = self._complete = False
 
     def _place_of(self, parameter: torch.Tensor) -> tuple[int, int, int]:
@@ -240,16 +240,23 @@ class GradientReducer:
         return self._local[key]
 
     def _settle(self) -> None:
-        """The digits that were handed out last have been added: launches the buckets that are complete, in order."""
+        """The digits that were handed out last have been added: what is complete is exchanged, in order, or closed."""
         if self._open is None:
             return
-        self._left[self._open] = self._left.get(self._open, 1) - 1
+        place, number = self._open
+        self._left[place] = self._left.get(place, 1) - 1
         self._open = None
-        while self._last and self._announced and self._launched < len(self.buckets):
-            places = self.buckets[self._launched].places
-            if any(self._left.get(place, 0) > 0 for place in places):
-                return
+        if not self._announced:
+            return
+        if not self._last:
+            if self._is_complete(number) and (self._group, number) in self._local:
+                self._local[self._group, number].close()
+            return
+        while self._launched < len(self.buckets) and self._is_complete(self._launched):
             self._launch()
+
+    def _is_complete(self, number: int) -> bool:
+        return not any(self._left.get(place, 0) > 0 for place in self.buckets[number].places)
 
     def _launch(self) -> None:
         number, group = self._launched, self._group

@@ -5,6 +5,7 @@ and float16 number. The exhaustive tests take every one of the 2^32 float32 inpu
 """
 
 import os
+import weakref
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -13,6 +14,7 @@ import torch
 from det_lightning.arithmetic.elementary import FUNCTIONS
 from det_lightning.arithmetic.formats import BFLOAT16, FLOAT16, FLOAT32
 from det_lightning.errors import InputError
+from det_lightning.kernels.cpu import elementary as cpu_elementary
 from det_lightning.kernels.cpu.elementary import ALWAYS_IN_DOUBT, elementwise
 from det_lightning.ops import elementary
 from tests.ops.elementary_reference import REFERENCES, WORDS, by_mpmath, count_faults, defined, near_ties
@@ -221,6 +223,24 @@ def test_all_inputs_are_the_nearest_float(name):
         torch.set_num_threads(before)
     assert [hex(first & 0xFFFFFFFF) for first, faults, _ in found if faults] == []
     assert sum(asked for *_, asked in found) > 50, "the search has found nothing to ask the definition for"
+
+
+def test_the_table_of_special_values_lives_as_long_as_a_kernel_reads_it(monkeypatch):
+    """Also where two threads ask for it at once, and the cache keeps that of the other."""
+    made, make, run = [], cpu_elementary._specials.__wrapped__, cpu_elementary.run_blocks
+
+    def uncached(name, form):
+        table = make(name, form)
+        made.append(weakref.ref(table))
+        return table
+
+    def watched(*arguments):
+        assert made[-1]() is not None
+        return run(*arguments)
+
+    monkeypatch.setattr(cpu_elementary, "_specials", uncached)
+    monkeypatch.setattr(cpu_elementary, "run_blocks", watched)
+    assert elementwise("gelu", torch.tensor([-0.0])).view(torch.int32).item() == -(1 << 31) and len(made) == 1
 
 
 def test_there_is_a_reference_for_every_function():

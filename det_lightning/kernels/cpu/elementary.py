@@ -33,10 +33,12 @@ def _specials(name: str, form: Format) -> torch.Tensor:
 def _run(name: str, x: torch.Tensor, g: torch.Tensor | None, form: Format, doubt: int) -> torch.Tensor:
     x = float32_words(x)
     out = empty_words(x.shape, form)
+    # Held here: of two threads that ask at first at once, one gets a table that the cache does not keep.
+    specials = _specials(name, form if g is None else FLOAT32)
     run_blocks(
         _KERNELS[name], x.numel(), _STEPS * x.numel(),
         x.data_ptr(), 0 if g is None else g.data_ptr(), out.data_ptr(),
-        _specials(name, form if g is None else FLOAT32).data_ptr(), doubt, form.significand_bits, form.exponent_bits,
+        specials.data_ptr(), doubt, form.significand_bits, form.exponent_bits,
     )  # fmt: skip
     return from_words(out, form)
 

@@ -127,6 +127,8 @@ class Kernel:
         """The machine code, as `entry(start, stop, packed arguments)`."""
         if self._entry is None:
             with _lock:
+                if self._entry is not None:  # another thread was first
+                    return self._entry
                 code = binding.ObjectFileRef.from_data(_object_code(self.family, self.name))
                 engine = _engine()
                 engine.add_object_file(code)
