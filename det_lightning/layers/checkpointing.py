@@ -73,7 +73,7 @@ def _covered_regions(again: Callable[[], Callable[[], Recomputation]]) -> Iterat
             )
             return forward, _Both(recompute, recomputation)
 
-        inner = generator(fn, preserve, contexts, check, debug, *rest, **kwargs)
+        inner = generator(fn, preserve_rng_state, contexts, check, debug, *rest, **kwargs)
 
         def run():
             # Within another region they are on already, and stay.
