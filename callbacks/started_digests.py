@@ -49,7 +49,8 @@ class StartedDigests:
                 raise InputError(
                     f"{name} is a DTensor, of which a rank holds a part; give its local tensor or the full one"
                 )
-        return cls({name: Piece(tensor.detach(), tensor.shape) for name, tensor in tensors.items()})
+        with unrecorded():
+            return cls({name: Piece(tensor.detach(), tensor.shape) for name, tensor in tensors.items()})
 
     def _start_sharded(self, pieces: Mapping[str, Piece], shards: Shards) -> None:
         slots = shards.slots(pieces)

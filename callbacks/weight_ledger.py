@@ -17,6 +17,7 @@ from det_lightning.callbacks.run_states import named_states
 from det_lightning.callbacks.shards import Shards
 from det_lightning.callbacks.started_digests import Fetched, StartedDigests
 
+from det_lightning.kernels.dispatch import unrecorded
 from det_lightning.ledger.record import KINDS, float_bits, root
 from det_lightning.ledger.store import LedgerWriter
 
@@ -210,7 +211,8 @@ class WeightLedger(Callback):
         loggers = trainer.loggers if self._log and self._step % trainer.log_every_n_steps == 0 else []
 
         def write() -> None:
-            agree["loss"] = None if fetched is None else float_bits(fetched.tensor())
+            with unrecorded():
+                agree["loss"] = None if fetched is None else float_bits(fetched.tensor())
             self._write(agree, {kind: each.result() for kind, each in started.items()}, loggers)
 
         self._pending = write

@@ -61,6 +61,8 @@ def first_operation(reference: Sequence[Operation], candidate: Sequence[Operatio
         difference = _difference(one, other, explained, touched, reference, candidate)
         if difference is not None and difference.kind == CODE and _makes_nothing_new(one, other, *values):
             continue
+        if difference is not None and difference.kind == DATA and found and _is_fetch_of(found[0], other, candidate):
+            return difference
         if difference is not None and (difference.kind != CODE or not _goes_on(found, difference)):
             found.append(difference)
         if difference is None or difference.kind != CODE:
@@ -90,6 +92,12 @@ def _has_its_own_cause(difference: OperationDifference) -> bool:
         return difference.kind in _OF_ITS_OWN
     known = difference.origin is not None and not any(each.endswith(_NOWHERE) for each in difference.origin)
     return known or difference.reference.name == CONSTANT
+
+
+def _is_fetch_of(first: OperationDifference, batch: Operation, candidate: Sequence[Operation]) -> bool:
+    """Whether a tensor from nowhere is what a data set holds, read for this batch: a step's later micro-batches are fetched
+    while it is recorded."""
+    return first.kind == INPUT and not _has_its_own_cause(first) and _reaches(first, candidate, batch)
 
 
 def _goes_on(found: list[OperationDifference], difference: OperationDifference) -> bool:
@@ -204,8 +212,8 @@ def _taint(one: Operation | None, other: Operation | None, explained: set[str], 
             touched.discard(made.storage)  # memory that was freed and used again
 
 
-def _reaches(difference: OperationDifference, candidate: Sequence[Operation]) -> bool:
-    """Whether what differs may have had an effect on the state after the step."""
+def _reaches(difference: OperationDifference, candidate: Sequence[Operation], end: Operation | None = None) -> bool:
+    """Whether what differs may have had an effect on the state after the step, or on the note `end`."""
     start = difference.candidate
     if start is None or difference.kind in (STATE_BEFORE, STATE_AFTER):
         return True
@@ -215,7 +223,7 @@ def _reaches(difference: OperationDifference, candidate: Sequence[Operation]) ->
         changed = [b for a, b in zip(difference.reference.outputs, start.outputs, strict=True) if _differ(a, b)]
         tainted, storages = {each.digest for each in changed}, {each.storage for each in changed}
     for operation in candidate[start.index + 1 :]:
-        if operation.name == STATE:
+        if operation is end or (end is None and operation.name == STATE):
             return any(each.digest in tainted or each.storage in storages for each in operation.outputs)
         if any(each.digest in tainted or each.storage in storages for each in operation.inputs):
             tainted |= {each.digest for each in operation.outputs}
@@ -227,21 +235,34 @@ def _reaches(difference: OperationDifference, candidate: Sequence[Operation]) ->
 
 
 def concerned_tensor(difference: OperationDifference, log: Sequence[Operation]) -> str:
-    """Name of the state that the operation, or one soon after it, works on; empty if there is none.
+    """Name of the state or gradient that the operation works on, or that one soon after it makes of its results; empty if
+    there is none. An operation that only follows it is asked nothing: what that works on may be innocent.
 
     log: of the candidate, or of the reference where the candidate has no such operation.
     """
     one = difference.candidate or difference.reference
-    gradient = ""
-    if difference.kind == INPUT and (name := getattr(difference.candidate, difference.side)[difference.place].name):
-        return name
-    for operation in (difference.shown or ()) + tuple(log[one.index : one.index + _LOOK_AHEAD]):
-        if operation.name in (STATE, BATCH):
+    if difference.kind == INPUT:
+        for each in (difference.candidate, difference.reference):
+            if name := getattr(each, difference.side)[difference.place].name:
+                return name
+    digests, storages, gradient = set(), set(), ""
+    shown = difference.shown and difference.shown[difference.candidate is not None]  # this log's
+    for operation in (one, *([shown] if shown else []), *log[one.index + 1 : one.index + _LOOK_AHEAD]):
+        noted = operation.name in (STATE, BATCH, GRADIENTS)
+        read = operation.outputs if noted else operation.inputs
+        follows = [each for each in read if each.digest in digests]
+        follows = follows or [each for each in read if each.storage in storages]  # gradients may share one memory
+        made = {each.storage for each in operation.outputs}
+        if not follows and operation is not one and operation is not shown:
+            storages -= made  # memory that was freed and used again
             continue
-        for value in (*operation.outputs, *operation.inputs):
-            if value.name and not value.name.startswith(GRADIENTS):
-                return value.name
-            gradient = gradient or value.name
+        names = [each.name for each in (follows if noted else (*operation.outputs, *read)) if each.name]
+        state = next((name for name in names if not name.startswith(GRADIENTS)), "")
+        gradient = gradient or next(iter(names), "")
+        if state or (gradient and (noted or operation is one)):
+            return state or gradient
+        digests |= {each.digest for each in operation.outputs} - {*NOT_READ}
+        storages |= made - {0}  # 0: no memory
     return gradient
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from det_lightning.bisection.search import DIVERGE, MATCH
 from det_lightning.cli import exit_codes
-from det_lightning.cli.printing import say, say_json, say_table, visible
+from det_lightning.cli.printing import say, say_json, say_table, visible, warn
 from det_lightning.cli.side_options import SideOptions
 
 _CODES = {MATCH: exit_codes.MATCH, DIVERGE: exit_codes.DIVERGE}
@@ -33,7 +33,9 @@ def bisect_states(reference_path: str, candidate_path: str, *, as_json: bool, re
             _say(found)
             if found.first is not None and not replay:
                 say("with --replay the step between them is found, and the operation inside it")
-        if not replay or found.first is None:
+        if not replay or found.first is None or not found.first.tensors:
+            if replay and found.first is not None:
+                warn("only settings differ, and no tensor yet, so there is no operation to find by a replay")
             if as_json:
                 say_json(_json(reference, candidate, found, code))
             return code

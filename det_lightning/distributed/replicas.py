@@ -15,7 +15,7 @@ import torch.distributed as dist
 
 from det_lightning.distributed.waiting import other_ranks
 from det_lightning.errors import DetError
-from det_lightning.kernels.dispatch import many_lanes
+from det_lightning.kernels.dispatch import many_lanes, unrecorded
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,7 @@ def drift_of(digests: Mapping[str, bytes], group: dist.ProcessGroup | None = Non
     hasher = blake2b(digest_size=8)
     for name, digest in sorted(digests.items()):
         hasher.update(repr((name, digest)).encode())
-    with other_ranks("weights were compared over the ranks"):
+    with other_ranks("weights were compared over the ranks"), unrecorded():
         if len(set(_gathered(int.from_bytes(hasher.digest(), signed=True), group))) == 1:
             return None
         copies: list[Any] = [None] * dist.get_world_size(group)
@@ -101,13 +101,14 @@ def check_replicas(
 def lanes_of(named: Sequence[tuple[str, torch.Tensor]]) -> dict[str, bytes]:
     """name -> the lanes of its tensor's digest; one launch and one look at each device."""
     devices: dict[torch.device, list[tuple[str, torch.Tensor]]] = {}
-    for name, tensor in named:
-        devices.setdefault(tensor.device, []).append((name, tensor.detach()))
-    return {
-        name: lanes.tobytes()
-        for each in devices.values()
-        for (name, _), lanes in zip(each, many_lanes([tensor for _, tensor in each]).cpu().numpy(), strict=True)
-    }
+    with unrecorded():
+        for name, tensor in named:
+            devices.setdefault(tensor.device, []).append((name, tensor.detach()))
+        return {
+            name: lanes.tobytes()
+            for each in devices.values()
+            for (name, _), lanes in zip(each, many_lanes([tensor for _, tensor in each]).cpu().numpy(), strict=True)
+        }
 
 
 def _gathered(number: int, group: dist.ProcessGroup | None) -> list[int]:

@@ -71,6 +71,15 @@ def check_device(operation: str, name: str, value: torch.Tensor) -> None:
         raise InputError(f"{operation}: {name} is a {what} tensor; only plain tensors are allowed; use {name}.{use}")
 
 
+def _check_memory(operation: str, tensor: torch.Tensor) -> None:
+    """Raise InputError for a tensor of which there is no memory to read, such as one that only stands for another."""
+    if type(tensor).__name__ == "FakeTensor" or (tensor.numel() and not tensor.data_ptr()):
+        raise InputError(
+            f"{operation}: the tensor is a {type(tensor).__name__} without memory of its own, so it has no elements to "
+            f"read; give the real tensor"
+        )
+
+
 class _Family:
     """The functions of one family of kernels; each call runs where its tensors are."""
 
@@ -133,6 +142,7 @@ def tensor_lanes(tensor: torch.Tensor) -> tuple[int, int]:
     if not isinstance(tensor, torch.Tensor):
         raise InputError(f"tensor_lanes: the argument is a {type(tensor).__name__}; pass a torch.Tensor")
     check_device("tensor_lanes", "tensor", tensor)
+    _check_memory("tensor_lanes", tensor)
     with unrecorded():
         return kernels_of("digest").tensor_lanes(tensor)
 
@@ -153,6 +163,7 @@ def many_lanes(tensors: Sequence[torch.Tensor], places: Sequence[Place | None] |
             )
         if tensor.layout is not torch.strided or tensor.is_quantized or tensor.is_nested:
             check_device("many_lanes", "tensor", tensor)
+        _check_memory("many_lanes", tensor)
     check_device("many_lanes", "tensor", tensors[0])
     with unrecorded():
         return kernels_of("digest_batch").many_lanes(tensors[0], tensors, places)

@@ -7,7 +7,7 @@ from det_lightning.errors import InputError, LedgerError
 from det_lightning.ledger.kept_checkpoints import nearest_checkpoint
 from det_lightning.ledger.record import KINDS
 from det_lightning.ledger.store import LedgerReader
-from det_lightning.replay.checkpoint_state import STATE_DICT, load_checkpoint
+from det_lightning.replay.checkpoint_state import OPTIMIZER, STATE_DICT, load_checkpoint
 from det_lightning.replay.plan import recorded_split
 from det_lightning.replay.replay import run_plan
 from det_lightning.replay.run import ReplayPlan
@@ -70,12 +70,19 @@ def _checkpoint(run: SavedRun, step: int) -> Path | None:
 
 
 def _unlike(run: SavedRun, ledger: Path, step: int) -> list[str]:
-    """The weights and buffers after `step` in which the replay is not what the run kept."""
+    """The weights, buffers and optimizer state after `step` in which the replay is not what the run kept."""
     with LedgerReader(ledger) as again:
         record = again.record(step)
         leaves = again.leaves(record, "weights") | again.leaves(record, "buffers")
-    kept = run.state(step).tensors[STATE_DICT]
-    return sorted(name for name in leaves.keys() & kept.keys() if leaves[name] != kept[name])
+        optimizer = again.leaves(record, "optimizer")
+    state = run.state(step)
+    kept, kept_optimizer = state.tensors[STATE_DICT], state.tensors[OPTIMIZER]
+    wrong = sorted(name for name in leaves.keys() & kept.keys() if leaves[name] != kept[name])
+    if not state.unnamed_optimizer:
+        shared = optimizer.keys() & kept_optimizer.keys()
+        return wrong + sorted(name for name in shared if optimizer[name] != kept_optimizer[name])
+    unlike = kept_optimizer and sorted(optimizer.values()) != sorted(kept_optimizer.values())
+    return wrong + (["the tensors of the optimizer"] if unlike else [])
 
 
 def _header(run: SavedRun, checkpoint: Path | None) -> dict[str, Any]:

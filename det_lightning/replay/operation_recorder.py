@@ -189,9 +189,9 @@ class OperationRecorder(TorchDispatchMode):
 
     def _value(self, tensor: torch.Tensor, name: str = "") -> Value:
         try:
+            digest = tensor_digest(_without_repeats(tensor)).hex()
             storage = tensor.untyped_storage().data_ptr()
             name = name or self._names.get((tensor.data_ptr(), tuple(tensor.shape)), ("", tensor))[0]
-            digest = tensor_digest(_without_repeats(tensor)).hex()
         except (RuntimeError, NotImplementedError, DetError):
             storage, digest = 0, UNREAD  # no plain memory behind it: a fake, sparse or wrapped tensor
         return Value(str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape), digest, storage, name)

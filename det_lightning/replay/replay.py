@@ -77,7 +77,7 @@ def replay(
 
 
 def tensors_at(path: str | Path, step: int, kind: str = "weights", entry: str | None = None) -> dict[str, np.ndarray]:
-    """The tensors of a recorded run after `step`, computed again, with one rank.
+    """The tensors of a recorded run after `step`, computed again: with one rank, or as recorded where bits hold there only.
 
     Raises:
         LedgerError: the replay does not reproduce the ledger's record of that step.
@@ -87,7 +87,8 @@ def tensors_at(path: str | Path, step: int, kind: str = "weights", entry: str | 
         raise InputError(f"only weights are rebuilt by a replay, not {kind}")
     with tempfile.TemporaryDirectory(prefix="det-lightning-replay-") as scratch, LedgerReader(path) as reference:
         start = max(step - 1, reference.first_step or 0)
-        plan = plan_replay(reference, Path(scratch, "ledger"), start=start, stop=step, world=1, entry=entry)
+        world = 1 if reference.recipe.get("arithmetic") == "det" else None  # else its bits hold as it was recorded
+        plan = plan_replay(reference, Path(scratch, "ledger"), start=start, stop=step, world=world, entry=entry)
         weights = run_plan(plan)
         with LedgerReader(plan.out) as candidate:
             result = _compare(reference, candidate, None)

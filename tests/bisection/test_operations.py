@@ -3,7 +3,16 @@
 import pytest
 
 from det_lightning.bisection.operation_log import PENDING, Operation, Value, read_log, write_line
-from det_lightning.bisection.operations import ARGUMENT, CODE, DATA, INPUT, OPERATION, aligned, first_operation
+from det_lightning.bisection.operations import (
+    ARGUMENT,
+    CODE,
+    DATA,
+    INPUT,
+    OPERATION,
+    aligned,
+    concerned_tensor,
+    first_operation,
+)
 from det_lightning.errors import LedgerError
 
 
@@ -112,6 +121,39 @@ def test_what_other_code_does_is_shown_where_both_sides_go_on():
     one, other = found.shown
     assert (one.name, other.name, found.side, found.place) == ("aten.sum", "aten.sum", "inputs", 0)
     assert one.inputs[0].digest != other.inputs[0].digest
+
+
+@pytest.mark.parametrize(("source", "expected"), [("data", (DATA, "batch")), ("w", (INPUT, "aten.select"))])
+def test_a_sample_that_is_fetched_between_two_micro_batches_is_told_by_its_batch(source, expected):
+    def fetched(content):
+        log = Log()
+        log.run("batch", gives="first").run("aten.mul", "first", gives="y")
+        log.content[source] = content
+        log.run("aten.select", source, gives="sample").run(
+            "aten.stack", "sample" if source == "data" else "data", gives="b"
+        )
+        log.run("batch", gives="batch", content=log.content["b"]).run("aten.add_", "batch", "sample", gives="w2")
+        return log.end("w2")
+
+    assert kind_and_name(fetched("one"), fetched("other")) == expected
+
+
+def test_a_gradient_that_a_hook_changes_is_named_though_it_shares_memory_with_others():
+    def value(digest, name=""):
+        return Value("float32", (2,), digest, 7, name)
+
+    def operation(index, name, inputs, outputs, phase="reduction"):
+        return Operation(index, phase, 0, "", name, "", None, "", (), inputs, outputs)
+
+    def hooked(factor):
+        rest = int(factor is not None)
+        changed = operation(0, "aten.mul_", (value("one"),), (value(factor or "one"),))
+        gradients = (value("innocent", "gradients a"), value(factor or "one", "gradients b"))
+        update = operation(1 + rest, "aten.add_", (value("w", "weights a"), gradients[0]), (value("v", "weights a"),))
+        return [*[changed][:rest], operation(rest, "gradients", (), gradients), update]
+
+    reference, candidate = hooked(None), hooked("half")
+    assert concerned_tensor(first_operation(reference, candidate), candidate) == "gradients b"
 
 
 def test_a_result_that_was_under_way_is_followed_through_its_memory():

@@ -7,6 +7,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from det_lightning.arithmetic.formats import BFLOAT16, FLOAT16, FLOAT32  # noqa: E402
+from det_lightning.arithmetic.windowed_digits import HIGHEST_BASE, LOWEST_BASE  # noqa: E402
 from det_lightning.kernels import cuda_gemm_windowed  # noqa: E402
 from det_lightning.kernels.cpu import reduction  # noqa: E402
 from det_lightning.ops.gemm import det_gemm_partial  # noqa: E402
@@ -123,3 +124,24 @@ def test_sizes_of_one_and_rows_in_parts(add, monkeypatch, shape, engine):
     for a, b in ((x, w), (x.t().contiguous().t(), torch._neg_view(w)), (torch.zeros_like(x), w)):
         target, _ = add(None, a, b, engine)
         assert torch.equal(target.to_digits(), det_gemm_partial(a, b))
+
+
+@pytest.mark.parametrize("engine", ["float64", "int8"])
+def test_windows_of_any_width_and_place_in_a_larger_buffer(add, engine):
+    """From even and odd places on, planes at even and odd distances; bases from far below the product's to far above it."""
+    rng, size = numbers(180), 19 * 34
+    x, w = normal(rng, FLOAT32, (19, 21)), normal(rng, BFLOAT16, (34, 21))
+    w[3, 7] *= 2.0**-30
+    wanted = det_gemm_partial(x, w)
+    assert torch.equal(add(None, x, w, engine, count=8)[0].to_digits(), wanted)
+    for count, first, gap in ((1, 1, 0), (2, 0, 1), (4, 0, 0), (5, 1, 2), (7, 0, 3), (8, 0, 2)):
+        buffer = torch.full((first + count * (size + gap),), 77, dtype=torch.int32)
+        planes = buffer[first:].view(count, size + gap)
+        words = planes[:, :size].view(count, 19, 34)
+        words.zero_()
+        base = torch.from_numpy(rng.integers(-170, 20, 19))
+        base[:2] = torch.tensor([LOWEST_BASE, HIGHEST_BASE])
+        target, left = add(WindowedDigits(base, words), x, w, engine)
+        assert left >= 34 and (left < size or count == 1)
+        assert torch.equal(target.to_digits(), wanted)
+        assert bool((buffer[:first] == 77).all() and (planes[:, size:] == 77).all())

@@ -71,6 +71,22 @@ class Average(Callback):
             pl_module.average.mul_(0.75).add_((self.before if late else pl_module.first.weight) * 0.25)
 
 
+class Foreign(Callback):
+    """Changes one element of the first weight past PyTorch, and one gradient through it, as `plant` says."""
+
+    def __init__(self, plant: str):
+        super().__init__()
+        self.plant = plant
+
+    def on_before_optimizer_step(self, trainer, pl_module, optimizer) -> None:
+        if self.plant == "gradient" and trainer.global_step + 1 == PLANTED_STEP:
+            pl_module.middle.bias.grad.zero_()
+
+    def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx) -> None:
+        if self.plant == "foreign" and trainer.global_step == PLANTED_STEP:
+            pl_module.first.weight.detach().numpy()[2, 1] += 0.25
+
+
 class Network(LightningModule):
     def __init__(self, plant: str, *, dropout: bool, shared_buffer: bool, noisy: bool):
         super().__init__()
@@ -134,7 +150,7 @@ def build(
     quiet_lightning()
     module = Network(plant, dropout=dropout, shared_buffer=shared_buffer, noisy=noisy)
     callbacks = [Average(stale=plant == "average")] if average else []
-    return module, DataLoader(Pictures(plant), batch_size=6, shuffle=True), callbacks
+    return module, DataLoader(Pictures(plant), batch_size=6, shuffle=True), [*callbacks, Foreign(plant)]
 
 
 def record(

@@ -86,6 +86,31 @@ def bisect_with_wrong_entry(a, b):
     return code, err
 
 
+@pytest.mark.parametrize(
+    ("change", "code", "told"),
+    [
+        ("momentum", exit_codes.CANNOT_JUDGE, "of the optimizer differ"),
+        ("schedule", exit_codes.DIVERGE, "only settings differ"),
+    ],
+)
+def test_a_kept_state_that_differs_in_optimizer_or_schedule_alone_never_ends_as_a_match(
+    runs, tmp_path, change, code, told
+):
+    for step in (2, 4, 6):
+        content = load_checkpoint(runs["det", ""] / "saved" / f"step={step}.ckpt")
+        if step == 6 and change == "momentum":
+            content["optimizer_states"][0]["state"][0]["momentum_buffer"][0, 0] += 1
+        elif step == 6:
+            content["lr_schedulers"][0]["gamma"] = 0.75
+        torch.save(content, tmp_path / f"step={step}.ckpt")
+    answered = in_new_process(bisect_one_code, runs["det", ""] / "saved", tmp_path)
+    assert answered[0] == code and told in answered[1] + answered[2], answered
+
+
+def bisect_one_code(a, b):
+    return answer(["bisect", str(a), str(b), "--replay", "--entry", "tests.replay.planted:build_plain"])
+
+
 class _Bomb:
     def __reduce__(self):
         return (print, ("code of a checkpoint was run",))

@@ -85,6 +85,15 @@ CASES = [
         "weights last.weight",
         options={"world": 2},
     ),
+    Planted("gradient", PLANTED_STEP, ALL, {"kind": "code", "name": "aten.zero_"}, "gradients middle.bias"),
+    Planted(
+        "foreign",  # what only looks at the run, on both ranks or on rank 0, is accused of nothing
+        PLANTED_STEP,
+        {"weights"},
+        {"kind": "state after", "rank": 0},
+        "weights first.weight",
+        options={"world": 2},
+    ),
     Planted(
         "backward",
         PLANTED_STEP,
@@ -154,10 +163,11 @@ def plant_and_bisect(reference, candidate, case: Planted) -> tuple[int, dict]:
     return code, json.loads(out)
 
 
-def test_a_flipped_bit_is_called_transient_and_named(references, tmp_path):
+@pytest.mark.parametrize("options", [{}, {"world": 2, "strategy": "ddp"}], ids=["det", "ddp"])
+def test_a_flipped_bit_is_called_transient_and_named(references, tmp_path, options):
     fault = (PLANTED_STEP, "middle.weight", 8, 13)
-    case = Planted("", PLANTED_STEP, {"weights"}, options={"fault": fault})
-    code, told = in_new_process(plant_and_bisect, references("", {}), tmp_path / "ledger", case)
+    case = Planted("", PLANTED_STEP, {"weights"}, options=options | {"fault": fault})
+    code, told = in_new_process(plant_and_bisect, references("", options), tmp_path / "ledger", case)
     assert (code, told["first"]["step"], told["inside"]["verdict"]) == (1, PLANTED_STEP, "transient")
     assert (told["flip"]["tensor"], told["flip"]["flip"]["index"], told["flip"]["flip"]["bit"]) == (
         "middle.weight",

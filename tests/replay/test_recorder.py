@@ -6,11 +6,13 @@ from pathlib import Path
 import pytest
 import torch
 from det_lightning.callbacks.started_digests import digests_of
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn.modules import module as torch_modules
-from torch.utils._python_dispatch import _get_current_dispatch_mode
+from torch.utils._python_dispatch import _get_current_dispatch_mode, _get_current_dispatch_mode_stack
+from torch.utils.flop_counter import FlopCounterMode
 
-from det_lightning.bisection.operation_log import read_log
-from det_lightning.errors import DetError
+from det_lightning.bisection.operation_log import UNREAD, read_log
+from det_lightning.errors import DetError, InputError
 from det_lightning.kernels import dispatch
 from det_lightning.ledger.digest import tensor_digest
 from det_lightning.ops.broadcast import arithmetic
@@ -128,7 +130,28 @@ def test_digests_are_no_operations_of_a_step(tmp_path):
         assert tensor_digest(tensors["a"]) == expected["a"]
         tensors["c"].add_(1)
     names = [each.name for each in read_log(tmp_path / "log")]
-    assert names == ["aten.detach"] * len(tensors) + ["aten.add_.Tensor"] and everything_is_off()
+    assert names == ["aten.add_.Tensor"] and everything_is_off()
+
+
+def test_tensors_without_memory_are_refused_by_digests_and_unread_in_a_step(tmp_path):
+    with FakeTensorMode():
+        fake = torch.ones(3)
+    for digest in (tensor_digest, lambda tensor: digests_of({"x": tensor})):
+        with pytest.raises(InputError, match="FakeTensor without memory of its own"):
+            digest(fake)
+    with OperationRecorder(tmp_path / "log", torch.nn.Identity()).recording():
+        _ = fake * 2
+    assert {value.digest for each in read_log(tmp_path / "log") for value in each.outputs} == {UNREAD}
+
+
+@pytest.mark.parametrize("mode", [FakeTensorMode, lambda: FlopCounterMode(display=False)])
+def test_modes_of_others_hold_around_digests_while_a_step_is_recorded(tmp_path, mode):
+    tensors = {"a": torch.arange(12.0), "b": torch.ones(3, 2)}
+    expected = digests_of(tensors)
+    with OperationRecorder(tmp_path / "log", torch.nn.Identity()).recording(), mode():
+        before = _get_current_dispatch_mode_stack()
+        assert digests_of(tensors) == expected and _get_current_dispatch_mode_stack() == before
+    assert everything_is_off()
 
 
 def test_expanded_and_empty_tensors_and_odd_types_are_read(tmp_path):
