@@ -30,15 +30,35 @@ def states() -> State:
     }
 
 
-def check(before: State) -> None:
-    """Raises UncoveredError if a generator was drawn from since."""
+def _moved_since(before: State) -> list[str]:
+    """The generators that were drawn from since."""
     now = states()
-    moved = [name for name, state in before.items() if now[name] != state]
+    return [name for name, state in before.items() if now[name] != state]
+
+
+def check(before: State) -> None:
+    """Raises UncoveredError if a generator was drawn from since, while a batch was loaded."""
+    moved = _moved_since(before)
     if moved:
         raise UncoveredError(
             f"loading a training batch drew from the global generator of {' and '.join(moved)}. What is drawn would "
             f"depend on the world size, on num_workers and on where the run was resumed. In __getitem__, draw from a "
             f"generator of its own for each sample, seeded with its index: torch.Generator().manual_seed(index)."
+        )
+
+
+def refuse_draws(before: State, when: str) -> None:
+    """Raises UncoveredError if a generator was drawn from since by code that every rank runs for each micro-batch.
+
+    Args:
+        when: for the message, such as "in training_step".
+    """
+    moved = _moved_since(before)
+    if moved:
+        raise UncoveredError(
+            f"{when} the global generator of {' and '.join(moved)} was drawn from, whose numbers depend on the rank and on "
+            f"the cut. Draw with det_lightning.random, for example det_lightning.random.randn_like(x), x a tensor with the "
+            f"samples in dimension 0, or in the data set."
         )
 
 

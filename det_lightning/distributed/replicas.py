@@ -85,7 +85,7 @@ def check_replicas(
     """
     if not dist.is_initialized() or dist.get_world_size(group) == 1:
         return
-    drift = drift_of(_lanes(named), group)
+    drift = drift_of(lanes_of(named), group)
     if drift is None:
         return
     differing = {name for names in drift.ranks.values() for name in names}
@@ -98,7 +98,7 @@ def check_replicas(
     )
 
 
-def _lanes(named: Sequence[tuple[str, torch.Tensor]]) -> dict[str, bytes]:
+def lanes_of(named: Sequence[tuple[str, torch.Tensor]]) -> dict[str, bytes]:
     """name -> the lanes of its tensor's digest; one launch and one look at each device."""
     devices: dict[torch.device, list[tuple[str, torch.Tensor]]] = {}
     with unrecorded():

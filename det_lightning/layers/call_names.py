@@ -33,9 +33,25 @@ ACROSS = {
     **dict.fromkeys(
         "max min amax amin flip sort index_select sum any all argmax argmin argsort median mode prod".split(), 1
     ),
-    **dict.fromkeys("unique count_nonzero bincount nonzero histc".split(), 1),
-    **dict.fromkeys("roll topk".split(), 2),
+    **dict.fromkeys("cumsum cumprod cummax cummin gather unfold nanmedian aminmax count_nonzero".split(), 1),
+    **dict.fromkeys("roll topk kthvalue diff rot90 take_along_dim".split(), 2),
 }
+LAST = frozenset("sort topk argsort kthvalue diff".split())  # along the last dimension unless they are told another
+# The same, whatever their arguments are.
+WHOLE = frozenset(
+    "unique unique_consecutive bincount nonzero histc take masked_select flipud trace as_strided corrcoef cov".split()
+)
+# They write to places of their first operand, along a dimension.
+INTO = frozenset("scatter scatter_add scatter_reduce index_add index_copy index_fill index_put index_reduce".split())
+# They look their values up among those of an operand, by its place.
+TABLES = {"isin": 1, "bucketize": 1, "searchsorted": 0}
+PRODUCTS = frozenset("matmul mm bmm mv dot vdot inner outer ger kron tensordot".split())
+# Of two operands, element by element.
+ELEMENTWISE = IEEE | frozenset(
+    """eq ne lt le gt ge greater greater_equal less less_equal not_equal isclose minimum maximum where masked_fill pow
+    and or xor rand ror rxor iand ior ixor logical_and logical_or logical_xor bitwise_and bitwise_or bitwise_xor
+    floordiv floor_divide mod remainder fmod""".split()
+)
 DIVISIONS = frozenset("div truediv itruediv true_divide divide".split())
 FLATTENING = frozenset("view reshape flatten".split())
 

@@ -6,7 +6,6 @@ from collections.abc import Callable
 from torch import Tensor
 
 from det_lightning.layers.call_names import (
-    ACROSS,
     IEEE,
     MOVES,
     MOVES_WITHOUT_GRADIENT,
@@ -21,16 +20,11 @@ class CallRules:
     """The rules of one micro-batch.
 
     Args:
-        is_constant: whether a tensor holds no sample.
-        samples: of the micro-batch.
         refusal: makes the error.
     """
 
-    def __init__(self, is_constant: Callable[[Tensor], bool], samples: int, refusal: Callable[..., Exception]):
-        self._is_constant, self._samples, self._refusal = is_constant, samples, refusal
-        self._picked: dict[
-            int, Tensor
-        ] = {}  # by identity, held so that it lasts: made of samples that were picked by place
+    def __init__(self, refusal: Callable[..., Exception]):
+        self._refusal = refusal
 
     def check(
         self, name: str, operands: list[Tensor], with_gradient: bool, args: tuple, kwargs: dict, result: object
@@ -74,24 +68,3 @@ class CallRules:
                 "pick samples do it in the data set.",
             )
         raise self._refusal(name)
-
-    def mixes_samples(self, name: str, args: tuple, kwargs: dict) -> bool:
-        """Whether a call without gradient brings samples of the micro-batch together, or to other places of it."""
-        x = args[0] if args else None
-        if self._samples == 1 or not self._holds_samples(x):
-            return False
-        if name == "getitem":
-            first = args[1][0] if isinstance(args[1], tuple) and args[1] else args[1]
-            return isinstance(first, (Tensor, list))
-        if name not in ACROSS:
-            return False
-        dim = kwargs.get("dim", kwargs.get("dims", args[ACROSS[name]] if len(args) > ACROSS[name] else None))
-        if isinstance(dim, Tensor) or name in ("bincount", "nonzero", "histc"):  # a Tensor: the larger of two
-            return not isinstance(dim, Tensor)
-        if dim is None and name in ("sort", "topk", "argsort"):
-            dim = -1
-        dims = range(x.dim()) if dim is None else (dim,) if isinstance(dim, int) else tuple(dim)
-        return any(d % x.dim() == 0 for d in dims)
-
-    def _holds_samples(self, x: object) -> bool:
-        return isinstance(x, Tensor) and x.dim() > 0 and x.shape[0] == self._samples and not self._is_constant(x)

@@ -17,6 +17,10 @@ _REENTRANT = (
     'gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False}).'
 )
 _HOOKS = 'strategy="det" does not cover hooks on saved tensors other than activation checkpointing; remove them.'
+_DEBUG = (
+    'strategy="det" does not cover the debug mode of activation checkpointing, which takes the place of its own contexts: '
+    "remove debug=True or set_checkpoint_debug_enabled, or look into it with another strategy."
+)
 _switches = torch._C._autograd
 
 
@@ -56,7 +60,11 @@ class Recomputation(AbstractContextManager, Protocol):
 def _covered_regions(again: Callable[[], Callable[[], Recomputation]]) -> Iterator[None]:
     generator, function = stock._checkpoint_without_reentrant_generator, stock.CheckpointFunction
 
-    def covered(fn, preserve_rng_state=True, context_fn=stock.noop_context_fn, *rest, **kwargs):
+    def covered(
+        fn, preserve_rng_state=True, context_fn=stock.noop_context_fn, check="default", debug=False, *rest, **kwargs
+    ):
+        if debug if stock._checkpoint_debug_enabled is None else stock._checkpoint_debug_enabled:
+            raise UncoveredError(_DEBUG)
         recomputation = again()
 
         def contexts():
@@ -65,7 +73,7 @@ def _covered_regions(again: Callable[[], Callable[[], Recomputation]]) -> Iterat
             )
             return forward, _Both(recompute, recomputation)
 
-        inner = generator(fn, preserve_rng_state, contexts, *rest, **kwargs)
+        inner = generator(fn, preserve_rng_state, contexts, check, debug, *rest, **kwargs)
 
         def run():
             # Within another region they are on already, and stay.

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.overrides import TorchFunctionMode, _get_current_function_mode_stack
 
 from det_lightning.errors import DetError, UncoveredError
@@ -33,6 +34,7 @@ from det_lightning.layers.meetings import GradientSink, Meetings
 from det_lightning.layers.model_names import ModelNames
 from det_lightning.layers.random_functions import RandomFunctions
 from det_lightning.layers.random_places import RandomPlaces
+from det_lightning.layers.sample_mixing import SampleMixing
 from det_lightning.layers.sample_places import SamplePlaces
 from det_lightning.ops import activation, linear
 
@@ -89,7 +91,8 @@ class FunctionMode(TorchFunctionMode):
         self.batch_free = BatchFree(model, samples, elder)
         self.meetings = Meetings(self.batch_free, sink, samples, self.names.name_of, refusal)
         self.terms = LossTerms(samples, self.batch_free, self.batch_free.is_constant)
-        self.rules = CallRules(self.batch_free.is_constant, samples, refusal)
+        self.rules = CallRules(refusal)
+        self.mixing = SampleMixing(samples, self.batch_free.is_constant, self.terms.numbers.holds_no_samples)
         self.sample_places = SamplePlaces(samples, self.batch_free.holds_none)
         self.linear_calls = LinearCalls(self.batch_free, self.meetings, self.terms, sink, samples, refusal)
         self._suspended = False
@@ -98,7 +101,7 @@ class FunctionMode(TorchFunctionMode):
             linear.linear: self.linear_calls.linear,
             **dict.fromkeys(_RELU, self._relu),
             **dict.fromkeys(_INPLACE_RELU, self._inplace_relu),
-            **MeanFunctions(self.terms, samples, strict, self.rules.mixes_samples, refusal).replacements,
+            **MeanFunctions(self.terms, samples, strict, self.mixing.mixes, refusal).replacements,
         }
         if strict and places is not None:
             functions = RandomFunctions(
@@ -152,6 +155,7 @@ class FunctionMode(TorchFunctionMode):
         with_gradient = torch.is_grad_enabled() and any(value.requires_grad for value in operands)
         free = self.strict and with_gradient and self.batch_free.are_all(operands)
         if self.strict:
+            self._refuse_stand_ins(name, operands)
             self._refuse_always(name, func, free=free)
         if self.strict and with_gradient:
             met = self._meeting(name, func, args, kwargs, operands, free=free)
@@ -192,8 +196,9 @@ class FunctionMode(TorchFunctionMode):
             self.batch_free.note(name, operands, result)
         if self.places is not None and name in FLATTENING and isinstance(args[0], Tensor):
             self.places.note_flatten(args[0].shape, result.shape)
-        if not with_gradient and self.rules.mixes_samples(name, args, kwargs):
-            self.terms.note_statistics([value for value in flat(result) if isinstance(value, Tensor)])
+        if self.mixing.mixes(name, args, kwargs) or self.mixing.pairs(name, operands):
+            mixed = flat(args[0] if name == "setitem" else result)
+            self.terms.note_statistics([v for v in mixed if isinstance(v, Tensor) and not v.requires_grad])
         moves_floats = any(isinstance(v, Tensor) and (v.is_floating_point() or v.is_complex()) for v in flat(result))
         if not moves_floats and name != "setitem":
             if follows_mean:
@@ -209,6 +214,19 @@ class FunctionMode(TorchFunctionMode):
         if follows_mean:
             self._follow_mean(name, args[0] if name == "setitem" else result)
         return result
+
+    def _refuse_stand_ins(self, name: str, operands: list[Tensor]) -> None:
+        """Tensors that stand for others: what is computed with those is not seen."""
+        if any(map(torch._C._functorch.is_functorch_wrapped_tensor, operands)):
+            raise self.refusal(
+                f"{name} within a transform of torch.func (grad, vmap)",
+                "Write the computation for the whole batch without it; torch.func.functional_call is covered.",
+            )
+        if any(isinstance(value, FakeTensor) for value in operands):
+            raise self.refusal(
+                f"{name} within torch.compile",
+                "It fuses operations into kernels with roundings of their own: call the function without it.",
+            )
 
     def _refuse_always(self, name: str, func: Callable, *, free: bool) -> None:
         """Calls without a contract whatever their operands are; `free`: they are batch-free."""

@@ -53,7 +53,7 @@ class LossNumbers:
         without one, they wait for a call in which it meets one."""
         made = [value for value in flat(args[0] if name == "setitem" else result) if isinstance(value, Tensor)]
         gradient = any(value.requires_grad for value in made)
-        if not gradient and (name in _FILLS or all(map(self._holds_no_samples, operands))):
+        if not gradient and (name in _FILLS or all(map(self.holds_no_samples, operands))):
             numbers = tuple(self._fillings(name, args, kwargs, operands))
             for value in made:
                 setattr(value, _ATTRIBUTE, () if value.dtype is torch.bool else numbers)
@@ -85,12 +85,12 @@ class LossNumbers:
         found = set().union(*(self._made_with(value, by_value=by_value) for value in operands))
         return found and found | _given(name, args, kwargs)
 
-    def _holds_no_samples(self, value: Tensor) -> bool:
+    def holds_no_samples(self, value: Tensor) -> bool:
         return getattr(value, _ATTRIBUTE, None) is not None or self._is_constant(value)
 
     def _made_with(self, value: Tensor, *, by_value: bool) -> Collection[float]:
         """The numbers of an operand; those of integers only if the call takes an integer `by_value`."""
-        if not self._holds_no_samples(value):
+        if not self.holds_no_samples(value):
             tensor, numbers = self._carried.get(id(value), (None, frozenset()))
             return numbers if tensor is not None and tensor() is value else frozenset()
         if not value.is_floating_point() and (not by_value or value.is_complex() or value.dtype is torch.bool):

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
+from det_lightning.distributed.random_guard import refuse_draws, states
 from det_lightning.errors import UncoveredError
 
 
@@ -42,8 +43,11 @@ def cover_before_transfer(module: torch.nn.Module, mode: Callable[[], AbstractCo
     def covered(batch: Any, dataloader_idx: int = 0) -> Any:
         if not module.trainer.training:
             return inner(batch, dataloader_idx)
+        generators = states()
         with mode():
-            return inner(batch, dataloader_idx)
+            batch = inner(batch, dataloader_idx)
+        refuse_draws(generators, "in on_before_batch_transfer")
+        return batch
 
     module.__dict__["_on_before_batch_transfer"] = covered
 

@@ -16,6 +16,7 @@ from torch import Tensor
 from torch.utils.data import IterableDataset
 
 from det_lightning.distributed.metric_reduce import reduce_metric
+from det_lightning.distributed.random_guard import refuse_draws, states
 from det_lightning.errors import InputError, UncoveredError
 from det_lightning.layers.convert import convert, refuse_hooks, restore
 from det_lightning.layers.function_mode import FunctionMode
@@ -122,6 +123,7 @@ class DetStrategyMixin(StepMixin):
         self.lost_claims = [claim for claim in lost if claim is not None]
         for claim in self.lost_claims if self.is_global_zero else ():
             warnings.warn(claim, stacklevel=2)
+        _check_schedules(self.lr_scheduler_configs, max(accumulation_of(trainer).values))
 
     def on_train_start(self) -> None:
         super().on_train_start()
@@ -176,8 +178,10 @@ class DetStrategyMixin(StepMixin):
         """Under the function mode too: the hook on_after_batch_transfer computes on whole micro-batches."""
         if not self.lightning_module.trainer.training:
             return super().batch_to_device(batch, device, dataloader_idx)
+        generators = states()
         with self._mode(sink=None, phase="transfer"):
             batch = super().batch_to_device(batch, device, dataloader_idx)
+        refuse_draws(generators, "in a hook that transfers a batch or changes it afterwards")
         self._marks.note(batch)
         return batch
 
@@ -263,6 +267,18 @@ class DetStrategyMixin(StepMixin):
 def _logging_loops(trainer) -> list[Any]:
     training = trainer.fit_loop.epoch_loop
     return [training, training.val_loop, trainer.validate_loop, trainer.test_loop]
+
+
+def _check_schedules(configs: list[Any], accumulate: int) -> None:
+    """Lightning counts micro-batches where a scheduler steps at every so many steps."""
+    for config in configs:
+        if config.interval == "step" and config.frequency > 1 and accumulate > 1:
+            raise UncoveredError(
+                f'{type(config.scheduler).__name__} has "interval": "step" and "frequency": {config.frequency}, which '
+                f"Lightning counts in micro-batches: with accumulate_grad_batches={accumulate} it would step after other "
+                f"optimizer steps than without. Leave frequency at 1, and let the schedule itself count, for example "
+                f"StepLR(optimizer, step_size={config.frequency})."
+            )
 
 
 def _check_rate_finder(trainer, world_size: int) -> None:

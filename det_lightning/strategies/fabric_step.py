@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from det_lightning.distributed.random_guard import states
+from det_lightning.distributed.random_guard import refuse_draws, states
 from det_lightning.distributed.reducer import GradientReducer
 from det_lightning.distributed.replicas import check_replicas
 from det_lightning.distributed.slice_loader import SliceLoader
@@ -20,8 +20,8 @@ from det_lightning.layers.random_places import RandomPlaces
 from det_lightning.optim.gradient_norm import clip_gradients_by_norm, clip_gradients_by_value
 from det_lightning.optim.stepping import step_optimizer
 from det_lightning.strategies.backward_passes import add_loss, backward_passes, check_trainable, reducer_of_step
-from det_lightning.strategies.buffer_watch import BufferWatch
 from det_lightning.strategies.covered_tensor import CoveredTensor, Scope
+from det_lightning.strategies.state_watch import StateWatch
 from det_lightning.strategies.step import StepFacts
 
 
@@ -39,7 +39,8 @@ class FabricStepMixin:
     _module: nn.Module | None = None
     _reducer: GradientReducer | None = None
     _scope: Scope | None = None
-    _buffers: BufferWatch
+    _watch: StateWatch
+    _optimizers: list[Optimizer]
     _generators: dict[str, object] | None = None  # when the batch was loaded
     _pending = 0  # micro-batches of a step that is not finished
     _skipping = False  # within no_backward_sync
@@ -60,7 +61,7 @@ class FabricStepMixin:
         else:
             check_trainable(self._module, self._reducer)
         self._reducer.weightless = data.current.empty
-        self._buffers.begin(self._module, first=self._pending == 0)
+        self._watch.begin(self._module, self._optimizers, number=self._pending, of=self._accumulate)
         places = RandomPlaces(data.order.seed, self.steps_done, data.positions, "step")
         mode = FunctionMode(self._module, sink=self._reducer, samples=data.samples, strict=True, places=places)
         self._scope, self._generators = Scope(mode), states()
@@ -79,13 +80,7 @@ class FabricStepMixin:
                 "the batch that the training loader yielded, with gradients on and the model in training mode, and put "
                 "through fabric.backward once: add losses of one batch, and call it within the loop over the loader."
             )
-        moved = [name for name, state in states().items() if state != self._generators[name]]
-        if moved:
-            raise UncoveredError(
-                f"between a batch and fabric.backward the global generator of {' and '.join(moved)} was drawn from, whose "
-                f"numbers depend on the rank and on the cut. Draw with det_lightning.random, for example "
-                f"det_lightning.random.randn_like(x), x a tensor with the samples in dimension 0, or in the data set."
-            )
+        refuse_draws(self._generators, "between a batch and fabric.backward")
         last = self._pending + 1 == self._accumulate
         if last and self._skipping:
             raise InputError(
@@ -97,7 +92,7 @@ class FabricStepMixin:
         if self._pending == 0:
             _clear_gradients(parameters)
         plan = scope.mode.terms.finish(tensor.inner)
-        self._buffers.end(self._module)
+        self._watch.end(self._module, self._optimizers)
         add_loss(plan, self._reducer)
         precision = self.precision
 

@@ -18,13 +18,13 @@ from det_lightning.distributed.slice_loader import SliceLoader, SliceSampler, ch
 from det_lightning.errors import InputError, UncoveredError
 from det_lightning.layers.convert import convert
 from det_lightning.optim.stepping import check_optimizer
-from det_lightning.strategies.buffer_watch import BufferWatch
 from det_lightning.strategies.covered_tensor import CoveredModule
 from det_lightning.strategies.data import TrainingData, check_same, evaluation_loader, order_of
 from det_lightning.strategies.fabric_loader import FabricLoader
 from det_lightning.strategies.fabric_step import FabricStepMixin
 from det_lightning.strategies.resume import KEY, Stamp, stamp
 from det_lightning.strategies.start import broadcast_state, check_not_compiled, check_subnormals, check_whole
+from det_lightning.strategies.state_watch import StateWatch
 
 STEPS_DONE = "steps_done"
 _PRECISIONS = ("32-true", "bf16-true", "bf16-mixed")
@@ -80,7 +80,8 @@ class FabricMixin(FabricStepMixin):
         self._stock_optimizers, self._check_replicas = stock_optimizers, check_replicas
         self.training_data = TrainingData(global_batch, seed)
         self._resumed: Stamp | None = None
-        self._buffers = BufferWatch()
+        self._watch = StateWatch()
+        self._optimizers: list[Optimizer] = []
         self._backward_sync_control = self
 
     # Set-up
@@ -106,6 +107,7 @@ class FabricMixin(FabricStepMixin):
 
     def setup_optimizer(self, optimizer: Optimizer) -> Optimizer:
         check_optimizer(optimizer, as_it_is=self._stock_optimizers)
+        self._optimizers.append(optimizer)
         return optimizer
 
     def process_dataloader(self, dataloader: DataLoader) -> FabricLoader:

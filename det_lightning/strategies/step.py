@@ -11,6 +11,7 @@ from typing import Any
 
 from torch import Tensor
 
+from det_lightning.distributed.random_guard import refuse_draws, states
 from det_lightning.distributed.reducer import GradientReducer
 from det_lightning.distributed.replicas import check_replicas
 from det_lightning.distributed.sample_order import Slice
@@ -22,9 +23,9 @@ from det_lightning.layers.random_places import RandomPlaces
 from det_lightning.ops.canonical import canonical_nan
 from det_lightning.optim.gradient_norm import gradient_norm
 from det_lightning.strategies.backward_passes import add_loss, backward_passes, check_trainable, reducer_of_step
-from det_lightning.strategies.buffer_watch import BufferWatch
 from det_lightning.strategies.exact_results import ExactCollection
 from det_lightning.strategies.stand_in import surroundings
+from det_lightning.strategies.state_watch import StateWatch
 
 
 @dataclass(frozen=True)
@@ -55,7 +56,7 @@ class StepMixin:
         self._reducer: GradientReducer | None = None
         self._plan: LossPlan | None = None
         self._running: FunctionMode | None = None  # while training_step runs
-        self._buffers = BufferWatch()
+        self._watch = StateWatch()
         self._digest: int | None = None  # of the micro-batch's samples, until it has been added
         self._synchronise = True
         self._untrained = False  # a batch was handed out and training_step did not come
@@ -81,9 +82,14 @@ class StepMixin:
         else:
             check_trainable(self.lightning_module, self._reducer)
         self._reducer.weightless = here.empty
-        self._buffers.begin(self.lightning_module, first=self._pending == 0)
+        self._watch.begin(
+            self.lightning_module,
+            self.optimizers,
+            number=self._pending,
+            of=self.lightning_module.trainer.accumulate_grad_batches,
+        )
         self._running = mode = self._mode(sink=self._reducer, phase="step")
-        self._digest = self.training_data.current_digest
+        self._digest, generators = self.training_data.current_digest, states()
         try:
             with (
                 covered_checkpointing(mode.again),
@@ -92,9 +98,10 @@ class StepMixin:
                 output = super().training_step(*args, **kwargs)
         finally:
             self._running = None
+        refuse_draws(generators, "in training_step")
         if not self.lightning_module.automatic_optimization:
             return output
-        self._buffers.end(self.lightning_module)
+        self._watch.end(self.lightning_module, self.optimizers)
         loss = output.get("loss") if isinstance(output, Mapping) else output
         if not isinstance(loss, Tensor):
             raise UncoveredError(

@@ -10,8 +10,8 @@ from tests.claims.trainings import CLASSES, HIDDEN, Network, Run, Split, train
 
 def fit(build, **options):
     """Two steps with one rank in this process."""
-    run = {"split": Split(1, 12, 1), "steps": 2, **options}
-    return train(0, 1, free_port(), Run(build=build, samples=24, **run))
+    run = {"split": Split(1, 12, 1), "steps": 2, "samples": 24, **options}
+    return train(0, 1, free_port(), Run(build=build, **run))
 
 
 def network(training_step, **attributes):

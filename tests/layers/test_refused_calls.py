@@ -4,10 +4,10 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
-from torch.utils.checkpoint import checkpoint
+from torch.utils.checkpoint import checkpoint, set_checkpoint_debug_enabled
 
 from det_lightning.errors import UncoveredError
-from tests.claims.trainings import HIDDEN, Network
+from tests.claims.trainings import HIDDEN, Network, Split
 from tests.layers.fitting import fit, loss_of, network
 
 CALLS = {
@@ -151,3 +151,55 @@ def test_reentrant_checkpointing_and_other_hooks_on_saved_tensors_are_refused():
     with pytest.raises(RuntimeError, match="does not cover hooks on saved tensors other than activation checkpointing"):
         fit(network(packing))
     assert torch.utils.checkpoint.CheckpointFunction.__module__ == "torch.utils.checkpoint"
+
+
+@pytest.mark.parametrize(
+    "step",
+    [
+        lambda self, x: torch.func.vmap(lambda row: self(row[None])[0])(x),
+        lambda self, x: self(x + torch.func.grad(lambda x: self(x).sum())(x)),
+    ],
+)
+def test_a_transform_of_torch_func_is_refused_by_name(step):
+    def training_step(self, batch, batch_idx):
+        return F.cross_entropy(step(self, batch[0]), batch[1])
+
+    with pytest.raises(UncoveredError, match=r"within a transform of torch\.func .*functional_call is covered"):
+        fit(network(training_step))
+
+
+def test_functional_call_is_covered():
+    def training_step(self, batch, batch_idx):
+        halves = {name: value * 0.5 for name, value in self.hidden.named_parameters()}
+        h = torch.func.functional_call(self.hidden, halves, (batch[0],))
+        return F.cross_entropy(self.output(F.relu(h)), batch[1])
+
+    one, three = (fit(network(training_step), split=split).weights for split in (Split(1, 12, 1), Split(1, 4, 3)))
+    assert one == three and len(set(one)) == 3
+
+
+def test_a_compiled_function_is_refused_by_name():
+    compiled = torch.compile(lambda self, x: self(x), backend="eager")
+
+    def training_step(self, batch, batch_idx):
+        return F.cross_entropy(compiled(self, batch[0]), batch[1])
+
+    with pytest.raises(UncoveredError, match=r"within torch\.compile"):
+        fit(network(training_step))
+
+
+def test_the_debug_mode_of_activation_checkpointing_is_refused_by_name():
+    def training_step(self, batch, batch_idx):
+        h = checkpoint(self.hidden, batch[0], use_reentrant=False, debug=True)
+        return F.cross_entropy(self.output(F.relu(h)), batch[1])
+
+    with pytest.raises(UncoveredError, match="debug"):
+        fit(network(training_step))
+
+    def set_for_all(self, batch, batch_idx):
+        with set_checkpoint_debug_enabled(True):
+            h = checkpoint(self.hidden, batch[0], use_reentrant=False)
+        return F.cross_entropy(self.output(F.relu(h)), batch[1])
+
+    with pytest.raises(UncoveredError, match="debug"):
+        fit(network(set_for_all))

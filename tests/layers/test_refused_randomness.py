@@ -1,5 +1,8 @@
 """Random numbers that belong to no sample, and changes of a batch that nothing sees, are refused."""
 
+import random
+
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -41,6 +44,34 @@ def test_what_a_hook_does_to_a_batch_is_seen_or_refused():
     module = type("Covered", (Network,), {"on_before_batch_transfer": covered})()
     assert fit(lambda: module).weights[1] != fit(Network).weights[1]
     assert "_on_before_batch_transfer" not in module.__dict__
+
+
+def numpy_noise(batch):
+    return batch[0] + torch.from_numpy(np.random.rand(*batch[0].shape).astype(np.float32)), batch[1]
+
+
+def python_noise(batch):
+    return batch[0] + torch.tensor([[random.random()] for _ in batch[0]]), batch[1]
+
+
+@pytest.mark.parametrize(
+    ("hook", "where"),
+    [
+        ("training_step", "in training_step"),
+        ("on_before_batch_transfer", "in on_before_batch_transfer"),
+        ("transfer_batch_to_device", "in a hook that transfers a batch"),
+        ("on_after_batch_transfer", "in a hook that transfers a batch"),
+    ],
+)
+def test_numbers_of_other_libraries_are_refused_where_every_micro_batch_draws_them(hook, where):
+    for noise, library in ((numpy_noise, r"numpy\.random"), (python_noise, "random")):
+
+        def drawing(self, batch, *args, noise=noise):
+            inner = getattr(super(type(self), self), hook)
+            return inner(noise(batch) if self.trainer.training else batch, *args)
+
+        with pytest.raises(UncoveredError, match=f"{where}.* the global generator of {library} was drawn from"):
+            fit(type("Drawing", (Network,), {hook: drawing}))
 
 
 class NoisyData(torch.utils.data.Dataset):

@@ -122,3 +122,15 @@ def test_a_loader_whose_order_cannot_be_cut_is_refused(name):
     build = type("Loading", (Network,), {"training_step": lambda self, batch, batch_idx: loss_of(self, batch)})
     with pytest.raises(error, match=message):
         train(0, 1, free_port(), Run(build=build, steps=2, loaders=loader))
+
+
+def test_a_schedule_that_lightning_counts_in_micro_batches_is_refused_where_there_are_several():
+    class Scheduled(Network):
+        def configure_optimizers(self):
+            optimizer = torch.optim.SGD(self.parameters(), lr=0.1)
+            scheduler = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.5)
+            return [optimizer], [{"scheduler": scheduler, "interval": "step", "frequency": 2}]
+
+    assert fit(Scheduled, steps=4, samples=48).rates == [0.1, 0.05, 0.05, 0.025]
+    with pytest.raises(UncoveredError, match=r'ExponentialLR has "interval": "step" and "frequency": 2.*micro-batches'):
+        fit(Scheduled, split=Split(1, 6, 2))

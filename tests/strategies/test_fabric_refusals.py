@@ -136,8 +136,9 @@ def test_a_buffer_that_every_micro_batch_changes_is_refused(loop):
     one = loop(accumulate=2)
     one.plain.register_buffer("count", torch.zeros(()))
     batches = one.batches()
-    one.backward(*next(batches))
+    x, y = next(batches)
     one.plain.count += 1
+    one.backward(x, y)
     one.backward(*next(batches))
     one.optimizer.step()
     one.optimizer.zero_grad()
@@ -148,6 +149,19 @@ def test_a_buffer_that_every_micro_batch_changes_is_refused(loop):
     one.plain.count += 1
     with pytest.raises(UncoveredError, match="the buffer count was changed by two micro-batches of one step"):
         one.backward(x, y)
+
+
+@pytest.mark.parametrize("what", ["parameter hidden.weight", "lr of SGD's parameter group 0"])
+def test_state_that_changes_between_two_micro_batches_is_refused(loop, what):
+    one = loop(accumulate=2)
+    batches = one.batches()
+    one.backward(*next(batches))
+    if "lr" in what:
+        one.optimizer.param_groups[0]["lr"] *= 0.5
+    else:
+        one.plain.hidden.weight.data.mul_(0.5)
+    with pytest.raises(UncoveredError, match=f"the {what} was changed between two micro-batches of one step"):
+        next(batches)
 
 
 def test_steps_where_the_loop_counts_otherwise_are_refused_with_both_numbers(loop):
