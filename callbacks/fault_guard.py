@@ -213,8 +213,8 @@ class FaultGuard(Callback):
     def _open_parameter(self) -> str | None:
         """The parameter whose digits the backward pass is adding to."""
         reducer = getattr(self._strategy, "_reducer", None)
-        place = getattr(reducer, "_open", None)
-        return None if place is None else reducer.parameters[place][0]
+        collecting = getattr(reducer, "collecting", None)
+        return None if collecting is None else collecting[0]
 
     def _fault(self, layer: str, kind: str, verdict: str | None, what: str, *, rank: int | None = None) -> FaultError:
         rank = self._rank if rank is None else rank

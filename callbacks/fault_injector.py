@@ -129,9 +129,8 @@ class FaultInjector(Callback):
 
     def _collects_target(self) -> bool:
         """Whether the digits that the backward pass adds to are those of the parameter."""
-        reducer = getattr(self._strategy, "_reducer", None)
-        place = getattr(reducer, "_open", None)
-        return place is not None and reducer.parameters[place][1] is self._target
+        collecting = getattr(getattr(self._strategy, "_reducer", None), "collecting", None)
+        return collecting is not None and collecting[1] is self._target
 
     def _transfer(self, label: str, received: torch.Tensor, sent: torch.Tensor, group: Any, work: Any) -> Any:
         due = self._active and self.parameter in label.split(", ") and (self.lasting or not self._done)

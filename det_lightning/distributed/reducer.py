@@ -124,6 +124,11 @@ class GradientReducer:
         flat = self._sums(self._group, number).open()
         return flat[offset : offset + parameter.numel()].view(*parameter.shape, NB)
 
+    @property
+    def collecting(self) -> tuple[str, torch.Tensor] | None:
+        """Name and parameter of the digits that a backward pass is adding to."""
+        return None if self._open is None else self.parameters[self._open[0]]
+
     def added(self, parameter: torch.Tensor) -> None:
         """What `digits` handed out last has been added to."""
         self._settle()
@@ -203,7 +208,7 @@ class GradientReducer:
         self._totals: list[bool] = []
         self._groups: list[list[int]] = [[]]
         self._group = self._launched = 0
-        self._open: tuple[int, int] | None = None  # place and bucket of the digits a backward pass is adding to
+        self._open: tuple[int, int] | None = None  # place and bucket of what is being collected
         self._last = self._started = self._complete = False
 
     def _place_of(self, parameter: torch.Tensor) -> tuple[int, int, int]:

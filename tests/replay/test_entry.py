@@ -88,7 +88,7 @@ def test_an_override_that_is_the_recorded_function_keeps_its_arguments():
 
 def test_a_third_item_is_the_callbacks_that_change_the_training():
     built = build({"function": "tests.replay.planted:build", "arguments": {"average": True}})
-    assert [type(each).__name__ for each in built.callbacks] == ["Average"]
+    assert [type(each).__name__ for each in built.callbacks] == ["Average", "Foreign"]
 
 
 def test_a_lightning_cli_config_is_an_entry(tmp_path, monkeypatch):
