@@ -13,6 +13,7 @@ import torch
 from torch.utils.data import get_worker_info
 
 from det_lightning.errors import UncoveredError
+from det_lightning.kernels.dispatch import unrecorded
 
 State = dict[str, object]
 _after_last_batch: State = {}  # of this worker process
@@ -21,8 +22,10 @@ _after_last_batch: State = {}  # of this worker process
 def states() -> State:
     """A value for each global generator that changes when it is drawn from."""
     numpy_state = np.random.get_state(legacy=False)
+    with unrecorded():
+        torch_state = torch.random.get_rng_state().numpy().tobytes()
     return {
-        "torch": torch.random.get_rng_state().numpy().tobytes(),
+        "torch": torch_state,
         "numpy.random": repr(
             (numpy_state["state"]["pos"], numpy_state["has_gauss"], numpy_state["state"]["key"].tobytes())
         ),

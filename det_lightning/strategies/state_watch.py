@@ -11,6 +11,7 @@ from torch.optim import Optimizer
 
 from det_lightning.distributed.replicas import lanes_of
 from det_lightning.errors import UncoveredError
+from det_lightning.kernels.dispatch import unrecorded
 
 _ONCE = (
     "so that it depends on how the global batch is cut into micro-batches. Change it once a step, for example in "
@@ -76,7 +77,8 @@ def _state(module: nn.Module, optimizers: Iterable[Optimizer]) -> Iterator[tuple
         for place, group in enumerate(optimizer.param_groups):
             for name, value in group.items():
                 if name != "params":
-                    number = value.tolist() if isinstance(value, Tensor) else value
+                    with unrecorded():
+                        number = value.tolist() if isinstance(value, Tensor) else value
                     yield f"{name} of {type(optimizer).__name__}'s parameter group {place}", number
 
 

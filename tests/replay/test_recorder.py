@@ -12,6 +12,7 @@ from torch.utils._python_dispatch import _get_current_dispatch_mode, _get_curren
 from torch.utils.flop_counter import FlopCounterMode
 
 from det_lightning.bisection.operation_log import UNREAD, read_log
+from det_lightning.distributed.random_guard import states
 from det_lightning.errors import DetError, InputError
 from det_lightning.kernels import dispatch
 from det_lightning.ledger.digest import tensor_digest
@@ -152,6 +153,13 @@ def test_modes_of_others_hold_around_digests_while_a_step_is_recorded(tmp_path, 
         before = _get_current_dispatch_mode_stack()
         assert digests_of(tensors) == expected and _get_current_dispatch_mode_stack() == before
     assert everything_is_off()
+
+
+def test_looks_at_random_generators_are_no_operations_of_a_step(tmp_path):
+    """They go on between two replays in one process, which would then not repeat each other."""
+    with OperationRecorder(tmp_path / "log", torch.nn.Identity()).recording():
+        assert states() == states()
+    assert read_log(tmp_path / "log") == [] and everything_is_off()
 
 
 def test_expanded_and_empty_tensors_and_odd_types_are_read(tmp_path):
