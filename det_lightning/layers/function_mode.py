@@ -36,6 +36,7 @@ from det_lightning.layers.random_functions import RandomFunctions
 from det_lightning.layers.random_places import RandomPlaces
 from det_lightning.layers.sample_mixing import SampleMixing
 from det_lightning.layers.sample_places import SamplePlaces
+from det_lightning.layers.state_reads import StateReads
 from det_lightning.ops import activation, linear
 
 _INPLACE_RELU = (F.relu_, torch.relu_, Tensor.relu_)
@@ -71,7 +72,10 @@ class FunctionMode(TorchFunctionMode):
 
     Attributes:
         terms: how the loss is made of means.
+        reads: is told of every call, if there is one.
     """
+
+    reads: StateReads | None = None
 
     def __init__(
         self,
@@ -139,6 +143,8 @@ class FunctionMode(TorchFunctionMode):
         operands = [value for value in flat((args, kwargs)) if isinstance(value, Tensor)]
         of_means = self.strict and self.terms.hold_mean(operands)  # whose constants show in the loss's value
         result = self._call(func, name, args, kwargs, operands)
+        if self.reads is not None:
+            self.reads.follow(name, func, args, kwargs, operands, result)
         if self.strict and not of_means:
             self.terms.numbers.follow(name, args, kwargs, operands, result)
         if self.strict and self.sample_places.follow(name, args, kwargs, operands, result):

@@ -64,6 +64,7 @@ class FabricStepMixin:
         self._watch.begin(self._module, self._optimizers, number=self._pending, of=self._accumulate)
         places = RandomPlaces(data.order.seed, self.steps_done, data.positions, "step")
         mode = FunctionMode(self._module, sink=self._reducer, samples=data.samples, strict=True, places=places)
+        mode.reads = self._watch.reads
         self._scope, self._generators = Scope(mode), states()
         return self._scope
 

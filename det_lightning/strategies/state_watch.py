@@ -12,6 +12,7 @@ from torch.optim import Optimizer
 from det_lightning.distributed.replicas import lanes_of
 from det_lightning.errors import UncoveredError
 from det_lightning.kernels.dispatch import unrecorded
+from det_lightning.layers.state_reads import StateReads
 
 _ONCE = (
     "so that it depends on how the global batch is cut into micro-batches. Change it once a step, for example in "
@@ -24,7 +25,12 @@ class StateWatch:
     """The state during the micro-batches of one step; a step of one micro-batch is not looked at.
 
     It is compared by digests, since a write through `.data` moves no version counter.
+
+    Attributes:
+        reads: to be told of the calls of the micro-batch; None where they do not matter.
     """
+
+    reads: StateReads | None = None
 
     def __init__(self):
         self._watching = False
@@ -33,12 +39,12 @@ class StateWatch:
 
     def begin(self, module: nn.Module, optimizers: Iterable[Optimizer], *, number: int, of: int) -> None:
         """Micro-batch `number` (the first is 0) begins. Raises UncoveredError if something changed since the one before."""
-        self._watching = of > 1
+        self._watching, self.reads = of > 1, None
         if not self._watching:
             return
         now = dict(_state(module, optimizers))
         if number == 0:
-            self._left = {}
+            self._left, self.reads = {}, StateReads(_named_tensors(module))
         else:
             self._refuse(
                 _unlike(self._now, now),
@@ -57,6 +63,12 @@ class StateWatch:
             "by two micro-batches of one step, to unlike values",
         )
         self._left |= {name: self._now.get(name) for name in changed}
+        reads, self.reads = self.reads, None
+        if reads is not None and changed:
+            self._refuse(
+                reads.spoiled((name, tensor) for name, tensor in _named_tensors(module) if name in changed),
+                "by a micro-batch that had used it (those that follow in its step would use another value)",
+            )
 
     @staticmethod
     def _refuse(names: list[str], how: str) -> None:
@@ -67,12 +79,11 @@ class StateWatch:
 
 def _state(module: nn.Module, optimizers: Iterable[Optimizer]) -> Iterator[tuple[str, Any]]:
     """(what it is called, something that is equal while it stays the same)."""
-    for kind, named in (("parameter", module.named_parameters()), ("buffer", module.named_buffers())):
-        tensors = [(f"{kind} {name}", tensor) for name, tensor in named]
-        dense = [each for each in tensors if _is_dense(each[1])]
-        lanes = lanes_of(dense)
-        yield from ((name, (tensor.dtype, tensor.shape, lanes[name])) for name, tensor in dense)
-        yield from ((name, (id(tensor), tensor._version)) for name, tensor in tensors if not _is_dense(tensor))
+    tensors = _named_tensors(module)
+    dense = [each for each in tensors if _is_dense(each[1])]
+    lanes = lanes_of(dense)
+    yield from ((name, (tensor.dtype, tensor.shape, lanes[name])) for name, tensor in dense)
+    yield from ((name, (id(tensor), tensor._version)) for name, tensor in tensors if not _is_dense(tensor))
     for optimizer in optimizers:
         for place, group in enumerate(optimizer.param_groups):
             for name, value in group.items():
@@ -80,6 +91,11 @@ def _state(module: nn.Module, optimizers: Iterable[Optimizer]) -> Iterator[tuple
                     with unrecorded():
                         number = value.tolist() if isinstance(value, Tensor) else value
                     yield f"{name} of {type(optimizer).__name__}'s parameter group {place}", number
+
+
+def _named_tensors(module: nn.Module) -> list[tuple[str, Tensor]]:
+    parameters = [(f"parameter {name}", tensor) for name, tensor in module.named_parameters()]
+    return parameters + [(f"buffer {name}", tensor) for name, tensor in module.named_buffers()]
 
 
 def _is_dense(tensor: Tensor) -> bool:

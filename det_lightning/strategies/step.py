@@ -89,6 +89,7 @@ class StepMixin:
             of=self.lightning_module.trainer.accumulate_grad_batches,
         )
         self._running = mode = self._mode(sink=self._reducer, phase="step")
+        mode.reads = self._watch.reads
         self._digest, generators = self.training_data.current_digest, states()
         try:
             with (

@@ -190,6 +190,11 @@ def once_a_step(self):
         self.level *= 0.5
 
 
+def once_at_the_start_anew(self):
+    if self.trainer.fit_loop.epoch_loop.batch_idx % self.trainer.accumulate_grad_batches == 0:
+        self.level = self.level * 0.5
+
+
 @pytest.mark.parametrize("change", [counts, rebinds])
 def test_a_buffer_that_every_micro_batch_changes_is_refused(change):
     with pytest.raises(UncoveredError, match="the buffer level was changed by two micro-batches of one step"):
@@ -197,9 +202,54 @@ def test_a_buffer_that_every_micro_batch_changes_is_refused(change):
     assert len(set(fit(lambda: Buffered(change)).weights)) == 3
 
 
-@pytest.mark.parametrize("change", [fills, makes, once_a_step])
+@pytest.mark.parametrize("change", [fills, makes, once_a_step, once_at_the_start_anew])
 def test_a_buffer_that_is_the_same_in_every_micro_batch_is_a_constant(change):
     assert fit(lambda: Buffered(change), split=Split(1, 4, 3)).weights == fit(lambda: Buffered(change)).weights
+
+
+class ChangedAtTheEnd(Network):
+    """What `change` leaves is the same after every micro-batch of a step; the step's first one began with another value."""
+
+    def __init__(self, change):
+        super().__init__()
+        self.change = change
+        self.register_buffer("level", torch.ones(2))
+
+    def training_step(self, batch, batch_idx):
+        loss = F.cross_entropy(self(batch[0] * self.level[0]), batch[1])
+        self.change(self)
+        return loss
+
+
+def anneals(self):
+    self.level.fill_(1 / (2 + self.global_step))
+
+
+def anneals_anew(self):
+    self.level = torch.full((2,), 1 / (2 + self.global_step))
+
+
+def anneals_data(self):
+    self.level.data.copy_(torch.full((2,), 1 / (2 + self.global_step)))
+
+
+def anneals_a_part(self):
+    self.level[0] = 1 / (2 + self.global_step)
+
+
+def projects(self):
+    self.hidden.weight.data.clamp_(-0.1, 0.1)
+
+
+@pytest.mark.parametrize(
+    ("change", "name"),
+    [(f, "buffer level") for f in (anneals, anneals_anew, anneals_data, anneals_a_part)]
+    + [(projects, r"parameter hidden\.weight")],
+)
+def test_state_that_the_first_micro_batch_changes_after_using_it_is_refused(change, name):
+    with pytest.raises(UncoveredError, match=rf"the {name} was changed by a micro-batch that had used it"):
+        fit(lambda: ChangedAtTheEnd(change), split=Split(1, 4, 3))
+    assert len(set(fit(lambda: ChangedAtTheEnd(change)).weights)) == 3
 
 
 class Taught(Network):
