@@ -12,9 +12,13 @@ from det_lightning.layers.batch_free_functions import in_place
 from det_lightning.layers.call_names import flat
 
 # The elements leave for Python.
-_EXITS = frozenset("item tolist numpy array float int bool index complex format repr str equal allclose is_nonzero".split())
+_EXITS = frozenset(
+    "item tolist numpy array float int bool index complex format repr str equal allclose is_nonzero".split()
+)
 # Shape, dtype and device of an operand count, and not its elements.
-_LOOKS = frozenset("zeros_like ones_like full_like empty_like rand_like randn_like randint_like data requires_grad_".split())
+_LOOKS = frozenset(
+    "zeros_like ones_like full_like empty_like rand_like randn_like randint_like data requires_grad_".split()
+)
 
 
 class StateReads:
@@ -39,11 +43,12 @@ class StateReads:
             return
         made = {_memory(value) for value in flat(result) if isinstance(value, Tensor)}
         changes = name == "setitem" or in_place(func)
+        uses = made or changes or name in _EXITS
         for place, value in enumerate(operands):
             memory = _memory(value)
             if changes and place == 0:
                 self._written.add(memory)
-            elif memory is not None and memory not in made and (made or changes or name in _EXITS):  # a view uses nothing yet
+            elif memory is not None and memory not in made and uses:  # a view uses nothing yet
                 if memory in self._written or memory not in self._names:
                     self._used.add(memory)
                 else:
@@ -52,11 +57,7 @@ class StateReads:
     def spoiled(self, changed: Iterable[tuple[str, Tensor]]) -> list[str]:
         """Names of the tensors that were used and then changed, and not used again: of (name, tensor) that differ at the
         end from what they were. What is used before and afterwards is taken for a value that was made from the old one."""
-        return [
-            name
-            for name, tensor in changed
-            if name in self._before and _memory(tensor) not in self._used
-        ]
+        return [name for name, tensor in changed if name in self._before and _memory(tensor) not in self._used]
 
 
 def _memory(tensor: Tensor) -> int | None:
