@@ -8,6 +8,7 @@ from torch.optim import SGD, Adam, AdamW, Muon, Optimizer
 from det_lightning.errors import UncoveredError
 from det_lightning.optim.adam import adam_step
 from det_lightning.optim.muon import muon_step
+from det_lightning.optim.one_thread import one_thread
 from det_lightning.optim.sgd import sgd_step
 
 STEPS: dict[type[Optimizer], Callable[[Optimizer], None]] = {
@@ -72,10 +73,11 @@ def check_optimizer(optimizer: Optimizer, *, as_it_is: bool = False) -> str | No
 def step_optimizer(optimizer: Optimizer) -> None:
     """Runs one step, with the optimizer's own step hooks around it and its schedulers told.
 
-    An optimizer without a sequence of ours (see `check_optimizer`) makes its own step.
+    An optimizer without a sequence of ours (see `check_optimizer`) makes its own step, on one thread.
     """
     if type(optimizer) not in STEPS:
-        optimizer.step()
+        with one_thread():
+            optimizer.step()
         return
     for hook in optimizer._optimizer_step_pre_hooks.values():
         hook(optimizer, (), {})

@@ -8,6 +8,7 @@ from torch import Tensor
 from det_lightning.errors import UncoveredError
 from det_lightning.layers.function_mode import all_suspended
 from det_lightning.optim.gradient_norm import clip_gradients_by_norm, clip_gradients_by_value
+from det_lightning.optim.one_thread import one_thread
 from det_lightning.optim.stepping import step_optimizer
 
 
@@ -34,6 +35,11 @@ class DetPrecisionMixin:
         with all_suspended():  # in manual optimization this is within the user's step
             step_optimizer(optimizer)
         return result
+
+    def _after_closure(self, model: Any, optimizer: Any) -> None:
+        """Hooks that change gradients; what they add up is to have the same bits whatever the number of threads."""
+        with one_thread():
+            super()._after_closure(model, optimizer)
 
     def clip_grad_by_norm(self, optimizer: Any, clip_val: float) -> None:
         with all_suspended():

@@ -12,6 +12,8 @@ from torch.utils._pytree import tree_leaves
 from torchmetrics import Metric
 from torchmetrics.utilities import dim_zero_cat
 
+from det_lightning.optim.one_thread import one_thread
+
 
 def kept_samples(metric: Metric) -> tuple[str, ...]:
     """The states in which a metric keeps samples; none of one whose value may depend on their order: the user's own, and
@@ -29,16 +31,14 @@ def computed_in_one_order(metric: Metric, names: tuple[str, ...], compute: Calla
     order = _order(list(before.values()))
     if order is None:
         return compute()
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)  # sums on a CPU depend on their number
     try:
         with torch._C.DisableTorchFunction():
             for name, value in before.items():
                 whole = dim_zero_cat(value)
                 setattr(metric, name, [whole[order.to(whole.device)]])
-        result = compute()
+        with one_thread():
+            result = compute()
     finally:
-        torch.set_num_threads(threads)
         for name, value in before.items():
             setattr(metric, name, value)
     # Values of single samples stay with them.
