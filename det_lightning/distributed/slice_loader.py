@@ -8,6 +8,7 @@ from typing import Any
 
 from torch.utils.data import DataLoader, IterableDataset, RandomSampler, SequentialSampler
 
+from det_lightning.distributed.collate_check import CheckedCollate
 from det_lightning.distributed.declared_stream import DeclaredStream, is_declared
 from det_lightning.distributed.random_guard import GuardedCollate, GuardedStart, guarded
 from det_lightning.distributed.sample_order import SampleOrder, Slice, cut
@@ -88,7 +89,7 @@ class SliceLoader(DataLoader):
 
     Args:
         digest: of a sample, or None.
-        may_draw: whether loading may draw from global random generators.
+        may_draw: whether loading may draw from global random generators, and collate a sample as it likes.
 
     Attributes:
         current: the Slice whose batch was yielded last.
@@ -107,7 +108,7 @@ class SliceLoader(DataLoader):
         self._digesting, self._may_draw = digest is not None, may_draw
         collate, start = loader.collate_fn, loader.worker_init_fn
         if not may_draw:
-            collate, start = GuardedCollate(collate), GuardedStart(start)
+            collate, start = GuardedCollate(CheckedCollate(collate)), GuardedStart(start)
         if digest is not None:
             collate = _DigestingCollate(collate, digest)
         streamed = isinstance(loader.dataset, IterableDataset)
