@@ -10,6 +10,7 @@ import torch
 import torch.utils.checkpoint as stock
 
 from det_lightning.errors import UncoveredError
+from det_lightning.layers.code_in_sight import code_in_sight
 
 _REENTRANT = (
     'strategy="det" covers activation checkpointing of the non-reentrant kind only; the reentrant one adds gradients in '
@@ -113,6 +114,7 @@ class _Both:
         self._stack = ExitStack()
         self._stack.enter_context(self._callers)
         self._stack.enter_context(_covered_regions(mode.again))
+        self._stack.enter_context(code_in_sight())
         self._stack.enter_context(mode)
 
     def __exit__(self, *error: Any) -> Any:

@@ -135,6 +135,11 @@ class FunctionMode(TorchFunctionMode):
         finally:
             self._suspended = before
 
+    @property
+    def watches(self) -> bool:
+        """Whether it refuses what is not covered, now."""
+        return self.strict and not self._suspended
+
     def __torch_function__(self, func, types, args=(), kwargs=None):
         kwargs = kwargs or {}
         if self._suspended or func in _GRADIENT_PROPERTY:

@@ -12,6 +12,7 @@ from torch.utils._pytree import tree_leaves
 
 from det_lightning.distributed.random_guard import refuse_draws, states
 from det_lightning.errors import UncoveredError
+from det_lightning.layers.code_in_sight import code_in_sight
 
 
 class BatchMarks:
@@ -44,7 +45,7 @@ def cover_before_transfer(module: torch.nn.Module, mode: Callable[[], AbstractCo
         if not module.trainer.training:
             return inner(batch, dataloader_idx)
         generators = states()
-        with mode():
+        with code_in_sight(), mode():
             batch = inner(batch, dataloader_idx)
         refuse_draws(generators, "in on_before_batch_transfer")
         return batch

@@ -12,6 +12,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from det_lightning.errors import UncoveredError
 from det_lightning.layers.checkpointing import covered_checkpointing
+from det_lightning.layers.code_in_sight import code_in_sight
 from det_lightning.layers.function_mode import FunctionMode
 from det_lightning.strategies.start import refuse_compiled
 
@@ -96,7 +97,7 @@ class CoveredModule(nn.Module):
         if scope is None:
             with FunctionMode(self.module, sink=None, samples=1, strict=False):
                 return self.module(*args, **kwargs)
-        with covered_checkpointing(scope.mode.again), scope.mode:
+        with code_in_sight(), covered_checkpointing(scope.mode.again), scope.mode:
             output = self.module(*args, **kwargs)
         return scope.cover(output) if torch.is_grad_enabled() else output
 

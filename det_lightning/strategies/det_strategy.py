@@ -18,6 +18,7 @@ from torch.utils.data import IterableDataset
 from det_lightning.distributed.metric_reduce import reduce_metric
 from det_lightning.distributed.random_guard import refuse_draws, states
 from det_lightning.errors import InputError, UncoveredError
+from det_lightning.layers.code_in_sight import code_in_sight
 from det_lightning.layers.convert import convert, refuse_hooks, restore
 from det_lightning.layers.function_mode import FunctionMode
 from det_lightning.optim.stepping import check_optimizer
@@ -179,7 +180,7 @@ class DetStrategyMixin(StepMixin):
         if not self.lightning_module.trainer.training:
             return super().batch_to_device(batch, device, dataloader_idx)
         generators = states()
-        with self._mode(sink=None, phase="transfer"):
+        with code_in_sight(), self._mode(sink=None, phase="transfer"):
             batch = super().batch_to_device(batch, device, dataloader_idx)
         refuse_draws(generators, "in a hook that transfers a batch or changes it afterwards")
         self._marks.note(batch)

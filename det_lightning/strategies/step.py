@@ -17,6 +17,7 @@ from det_lightning.distributed.replicas import check_replicas
 from det_lightning.distributed.sample_order import Slice
 from det_lightning.errors import UncoveredError
 from det_lightning.layers.checkpointing import covered_checkpointing
+from det_lightning.layers.code_in_sight import code_in_sight
 from det_lightning.layers.function_mode import FunctionMode, all_suspended
 from det_lightning.layers.loss_plan import LossPlan
 from det_lightning.layers.random_places import RandomPlaces
@@ -93,6 +94,7 @@ class StepMixin:
         self._digest, generators = self.training_data.current_digest, states()
         try:
             with (
+                code_in_sight(),
                 covered_checkpointing(mode.again),
                 surroundings(self.lightning_module, mode, weightless=here.empty, window=(here.epoch, here.step)),
             ):
