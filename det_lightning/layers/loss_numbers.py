@@ -17,7 +17,8 @@ COMMUTATIVE = frozenset("mul rmul multiply".split())
 SCALINGS = COMMUTATIVE | DIVISIONS | frozenset("imul neg".split())
 # Functions of which an integer is a value; elsewhere it is a size or a place.
 _BY_VALUE = IEEE | frozenset(
-    "eq ne ge gt le lt pow rpow clamp clip clamp_min clamp_max masked_fill where fill tensor as_tensor scalar_tensor".split()
+    """eq ne ge gt le lt pow rpow clamp clip clamp_min clamp_max masked_fill where fill tensor as_tensor scalar_tensor
+    huber_loss smooth_l1_loss cross_entropy nll_loss dropout randint_like bernoulli_like roll""".split()
 )
 # Every element of the result is one number.
 _FILLS = frozenset("full full_like new_full fill".split())

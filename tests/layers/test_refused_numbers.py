@@ -4,6 +4,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from det_lightning import random
 from det_lightning.errors import UncoveredError
 from det_lightning.ops.means import exact_mean
 from det_lightning.strategies.given_ranks import free_port
@@ -53,6 +54,12 @@ NUMBERS = {
     "label_smoothing": lambda self, x, y, k: F.cross_entropy(self(x), y, label_smoothing=k / 10),
     "dropout": lambda self, x, y, k: F.cross_entropy(F.dropout(self(x), k / 10), y),
     "mask": lambda self, x, y, k: exact_mean(F.cross_entropy(self(x), y, reduction="none"), y >= round(10 * k) - 10),
+    "an integer of a loss": lambda self, x, y, k: F.huber_loss(self(x), x[:, :CLASSES], delta=round(10 * k)),
+    "an ignored class": lambda self, x, y, k: F.cross_entropy(self(x), y, ignore_index=round(10 * k) - 10),
+    "a bound of random integers": lambda self, x, y, k: F.cross_entropy(
+        self(x + random.randint_like(x, 0, round(10 * k))), y
+    ),
+    "a shift": lambda self, x, y, k: F.cross_entropy(self(x.roll(round(10 * k), 1)), y),
     "a value of the samples": lambda self, x, y, k: F.cross_entropy(self(x / (1 + x.abs().max().item())), y),
 }
 
