@@ -51,7 +51,6 @@ _MEETINGS = (
     "A parameter meets samples through nn.Linear, F.linear, x @ weight, + - * / or parameter.expand(len(x), ...), where the "
     "exact sum over samples begins. Write it with these, or freeze the parameter (requires_grad_(False))."
 )
-
 _LOOKUPS = (
     "Write rows that samples choose as F.one_hot(index, len(table)).to(table.dtype) @ table, whose gradient is an exact "
     "sum; an index that is a buffer may be used as it is. Or freeze the parameter (requires_grad_(False))."
@@ -148,7 +147,7 @@ class FunctionMode(TorchFunctionMode):
         operands = [value for value in flat((args, kwargs)) if isinstance(value, Tensor)]
         of_means = self.strict and self.terms.hold_mean(operands)  # whose constants show in the loss's value
         result = self._call(func, name, args, kwargs, operands)
-        if self.reads is not None:
+        if self.reads:
             self.reads.follow(name, func, args, kwargs, operands, result)
         if self.strict and not of_means:
             self.terms.numbers.follow(name, args, kwargs, operands, result)
@@ -248,8 +247,12 @@ class FunctionMode(TorchFunctionMode):
                 "bernoulli_like(x, p), x a tensor with the samples in dimension 0; or draw in the data set, from the "
                 "sample's index.",
             )
-        if name == "backward":
-            raise self.refusal("backward", "Return the loss from training_step; the strategy runs backward itself.")
+        if name == "backward" or func is torch.autograd.grad:
+            raise self.refusal(
+                name,
+                "Return the loss from training_step; the strategy runs backward itself. Gradients come after a step's last "
+                "micro-batch: no loss (a gradient penalty) and no input (an adversarial example) can be made of them.",
+            )
         if name in HOOKS:
             raise self.refusal(
                 name, "A hook would change gradients before the exact sum; change .grad in on_before_optimizer_step."

@@ -28,6 +28,7 @@ STATISTIC = (
 )
 _IDENTITIES = frozenset("clone squeeze view reshape contiguous positive alias float double to type detach data".split())
 _CONSTANTS = (torch.float32, torch.bfloat16)
+_JOINS = frozenset("stack cat concat concatenate hstack vstack".split())
 _ADDITIONS = frozenset("add radd iadd sub isub rsub subtract".split())
 
 
@@ -262,6 +263,11 @@ def _nonlinear(name: str, operands: tuple) -> UncoveredError:
         return UncoveredError(
             f"{name} is applied to a mean or sum over the batch and a tensor: the number of items to divide by is the "
             f"one over the global batch. Write det_lightning.exact_mean(values, mask), mask true where an item counts."
+        )
+    if name in _JOINS:
+        return UncoveredError(
+            f"{name} is applied to means over the batch. Add them as they are, each times a number: first + 0.5 * second, "
+            f"or sum(losses)."
         )
     if name in _ADDITIONS:
         return UncoveredError(

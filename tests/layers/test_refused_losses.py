@@ -11,6 +11,14 @@ from tests.layers.fitting import fit, loss_of, network, per_item
 
 LOSSES = {
     "a mean of means": (lambda self, b: torch.stack([loss_of(self, b), loss_of(self, b)]).mean(), "stack is applied"),
+    "means in a list": (
+        lambda self, b: torch.stack([loss_of(self, b)] * 2).sum(),
+        r"Add them as they are, .* sum\(losses\)",
+    ),
+    "a penalty on gradients": (
+        lambda self, b: loss_of(self, b) + torch.autograd.grad(loss_of(self, b), self.output.bias)[0].pow(2).sum(),
+        r"no arithmetic contract for grad, .* no loss \(a gradient penalty\)",
+    ),
     "a mean again": (lambda self, b: loss_of(self, b).mean(), "mean is applied to a mean"),
     "a product of means": (lambda self, b: loss_of(self, b) * loss_of(self, b), "mul is applied to a mean"),
     "a power": (lambda self, b: loss_of(self, b) ** 2, "pow is applied to a mean"),
