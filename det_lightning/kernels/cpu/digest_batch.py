@@ -6,7 +6,7 @@ from functools import lru_cache
 import torch
 
 from ..digest_place import Place
-from .digest import lanes_tensor
+from .digest import block_lanes, lanes_tensor
 
 _INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
@@ -23,7 +23,9 @@ def many_lanes(
         if place is None and tensor.numel() == 1 and not tensor.is_complex():
             lanes[row] = _of_one(tensor.dtype, _bits(tensor))
         else:
-            lanes[row] = lanes_tensor(tensor, place)
+            parts = block_lanes(tensor, place, lanes.data_ptr() + row * lanes.stride(0) * lanes.element_size())
+            if parts is not None:
+                lanes[row] = parts.sum(0)  # modulo 2^64
     return lanes
 
 
