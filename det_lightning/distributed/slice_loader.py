@@ -44,6 +44,10 @@ class SliceSampler:
         """(epoch, step within it) of the next pass."""
         return divmod(self._steps_done(), max(self.order.steps, 1))
 
+    def micro_batches(self, epoch: int) -> int:
+        """Of each step of an epoch."""
+        return self._accumulate(epoch)
+
     def __len__(self) -> int:
         """Batches of the epoch that the next pass belongs to."""
         return self.order.steps * self._accumulate(self.place()[0])

@@ -76,6 +76,16 @@ class TrainingData:
         first, last = here.positions
         return torch.from_numpy((within[first:last] if first < last else within[:1]) + start)
 
+    def check_accumulation(self, trainer: Any) -> None:
+        """Raises UncoveredError unless the Trainer makes a step of as many micro-batches as it was cut into."""
+        cut, now = self._loader.slice_sampler.micro_batches(self.current.epoch), trainer.accumulate_grad_batches
+        if cut != now:
+            raise UncoveredError(
+                f"trainer.accumulate_grad_batches was set to {now} during the training, whose steps are cut into {cut} "
+                f"micro-batches. Say it beforehand: Trainer(callbacks=[GradientAccumulationScheduler({{0: 1, 4: 2}})]) with "
+                f"DetStrategy(global_batch=...), so that only the cut of a step changes and not its samples."
+            )
+
     @property
     def current_digest(self) -> int | None:
         return self._loader.current_digest

@@ -71,6 +71,7 @@ class StepMixin:
 
     def training_step(self, *args: Any, **kwargs: Any) -> Any:
         here, self._untrained = self.training_data.current, False
+        self.training_data.check_accumulation(self.lightning_module.trainer)
         if self._pending == 0:
             self._begin_step()
             results = self.lightning_module.trainer.fit_loop.epoch_loop._results

@@ -134,3 +134,18 @@ def test_a_schedule_that_lightning_counts_in_micro_batches_is_refused_where_ther
     assert fit(Scheduled, steps=4, samples=48).rates == [0.1, 0.05, 0.05, 0.025]
     with pytest.raises(UncoveredError, match=r'ExponentialLR has "interval": "step" and "frequency": 2.*micro-batches'):
         fit(Scheduled, split=Split(1, 6, 2))
+
+
+@pytest.mark.parametrize("hook", ["on_train_epoch_start", "on_train_batch_start", "on_train_batch_end"])
+def test_an_accumulation_that_is_set_during_the_training_is_refused(hook):
+    def change(self, *args):
+        self.trainer.accumulate_grad_batches = 3 - self.trainer.accumulate_grad_batches
+
+    def build():
+        return type("Changing", (Network,), {hook: change})()
+
+    for split in (Split(1, 12, 1), Split(1, 6, 2)):
+        with pytest.raises(
+            UncoveredError, match=r"accumulate_grad_batches was set to .*\[GradientAccumulationScheduler"
+        ):
+            fit(build, split=split, steps=4, samples=48)
