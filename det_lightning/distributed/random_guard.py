@@ -65,6 +65,16 @@ def refuse_draws(before: State, when: str) -> None:
         )
 
 
+def refuse_draws_of_step(before: State, when: str) -> None:
+    """The same, by code that runs once a step: it draws alike on all ranks, but checkpoints keep no generator's state."""
+    moved = _moved_since(before)
+    if moved:
+        raise UncoveredError(
+            f"{when} the global generator of {' and '.join(moved)} was drawn from, whose numbers depend on where the run "
+            f"was resumed. Draw from a generator of its own: torch.Generator().manual_seed(trainer.global_step)."
+        )
+
+
 def guarded(batches: Iterator[Any]) -> Iterator[Any]:
     """The same batches; checks what is loaded in this process."""
     while True:

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch.utils.data import DataLoader
 
 from det_lightning.errors import UncoveredError
-from tests.claims.trainings import FEATURES, Network, spread_samples
+from tests.claims.trainings import FEATURES, Network, Split, spread_samples
 from tests.layers.fitting import fit
 
 
@@ -123,3 +123,54 @@ def test_a_buffer_with_as_many_rows_as_the_batch_is_not_taken_for_samples():
             return F.cross_entropy(self(batch[0] / largest * self.levels[3]), batch[1])
 
     assert len(set(fit(Normed).weights)) == 3
+
+
+def noise_on_gradients(self, *args, **kwargs):
+    for parameter in self.parameters():
+        parameter.grad.add_(torch.randn_like(parameter) * 0.01)
+
+
+def noise_of_its_own_generator(self, *args, **kwargs):
+    generator = torch.Generator().manual_seed(self.global_step)
+    for parameter in self.parameters():
+        parameter.grad.add_(torch.randn(parameter.shape, generator=generator) * 0.01)
+
+
+class Langevin(torch.optim.Optimizer):
+    """Steps with noise."""
+
+    def __init__(self, parameters):
+        super().__init__(parameters, {"lr": 0.1})
+
+    @torch.no_grad()
+    def step(self, closure=None):
+        for group in self.param_groups:
+            for p in group["params"]:
+                p.sub_(group["lr"] * p.grad + 0.01 * torch.randn_like(p))
+
+
+class Sampled(Network):
+    def configure_optimizers(self):
+        return Langevin(self.parameters())
+
+
+@pytest.mark.parametrize(
+    ("build", "options", "where"),
+    [
+        (
+            type("Noisy", (Network,), {"on_before_optimizer_step": noise_on_gradients}),
+            {},
+            "in on_before_optimizer_step",
+        ),
+        (type("Noisy", (Network,), {"configure_gradient_clipping": noise_on_gradients}), {}, "clipping"),
+        (Sampled, {"stock_optimizers": True}, "while Langevin stepped"),
+    ],
+)
+def test_random_numbers_of_a_step_are_refused_since_a_resumed_run_would_draw_others(build, options, where):
+    with pytest.raises(UncoveredError, match=rf"{where}.* the global generator of torch .* where the run was resumed"):
+        fit(build, options=options, trainer={"gradient_clip_val": None})
+
+
+def test_random_numbers_of_a_step_may_come_from_a_generator_seeded_by_it():
+    build = type("Noisy", (Network,), {"on_before_optimizer_step": noise_of_its_own_generator})
+    assert fit(build, split=Split(1, 4, 3)).weights == fit(build).weights
