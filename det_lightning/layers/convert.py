@@ -36,6 +36,19 @@ COVERED = {
 }
 
 
+# Part of a class's name -> what to write, or why there is nothing.
+_HINTS = {
+    "Embedding": (
+        " An Embedding is F.one_hot(index, len(table)).to(table.dtype) @ table, with table an nn.Parameter, whose gradient is "
+        "an exact sum."
+    ),
+    "BatchNorm": (
+        " A BatchNorm takes statistics over the samples of a micro-batch, which depend on how the global batch is cut."
+    ),
+    "Lazy": " A lazy layer has no parameters yet: give its sizes, as nn.Linear takes them.",
+}
+
+
 def convert(model: nn.Module) -> dict[str, type[nn.Module]]:
     """Swaps classes in place: Parameters, hooks, names and the user's references stay as they are.
 
@@ -60,6 +73,9 @@ def convert(model: nn.Module) -> dict[str, type[nn.Module]]:
             + "\nReplace them by covered ones ("
             + ", ".join(sorted(cls.__name__ for cls in {*SWAPS, *COVERED} - {DetLinear}))
             + '), or train with another strategy, e.g. strategy="ddp".'
+            + "".join(
+                hint for kind, hint in _HINTS.items() if any(kind in line.rpartition(": ")[2] for line in refused)
+            )
         )
     refuse_hooks(model)
     swapped = {}

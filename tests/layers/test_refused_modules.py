@@ -51,3 +51,20 @@ def test_all_modules_without_a_contract_are_named_at_once():
     module = Nested(nn.Sequential(nn.Tanh(), nn.Linear(2, 2), nn.GELU()))
     with pytest.raises(UncoveredError, match=r"blocks\.1\.0: Tanh\n.*blocks\.1\.2: GELU"):
         fit(lambda: module)
+
+
+@pytest.mark.parametrize(
+    ("layer", "hint"),
+    [
+        (nn.Embedding(3, 3), r"F\.one_hot\(index, len\(table\)\)"),
+        (nn.BatchNorm1d(4), "statistics over the samples of a micro-batch"),
+        (nn.LazyLinear(3), "give its sizes"),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_a_refusal_says_what_to_write_instead(layer, hint):
+    with pytest.raises(UncoveredError, match=hint):
+        fit(lambda: Nested(layer))
+    with pytest.raises(UncoveredError) as other:
+        fit(lambda: Nested(nn.Tanh()))
+    assert "table" not in str(other.value) and "statistics" not in str(other.value)
