@@ -4,6 +4,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from det_lightning.distributed.waiting import other_ranks
 from det_lightning.errors import UncoveredError
 
 _WHOLE = (
@@ -22,7 +23,8 @@ def broadcast_state(module: nn.Module) -> None:
 def _broadcast(tensor: Tensor) -> None:
     """The first rank's values on every rank; as bytes, which every backend moves."""
     whole = tensor.contiguous()
-    dist.broadcast(whole.view(-1).view(torch.uint8), src=0)
+    with other_ranks("rank 0's state was sent to every rank"):
+        dist.broadcast(whole.view(-1).view(torch.uint8), src=0)
     tensor.copy_(whole)
 
 

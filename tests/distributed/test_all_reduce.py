@@ -164,6 +164,9 @@ def refusals(rank: int, world_size: int, port: int) -> dict[str, str]:
             reduce_metric(value, None, operation)
         messages[operation] = str(raised.value)
     assert reduce_metric(torch.ones(2, dtype=torch.int16), None, "sum").dtype is torch.int16
+    dist.get_backend = lambda group: "nccl"  # of this process alone
+    with pytest.raises(InputError, match="NCCL reduces tensors on GPUs; got one on cpu"):
+        reduce_metric(torch.ones(2), None, "sum")
     return messages
 
 
