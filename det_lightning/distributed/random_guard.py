@@ -6,6 +6,7 @@ its own and is not concerned.
 
 import random
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -63,6 +64,14 @@ def refuse_draws(before: State, when: str) -> None:
             f"the cut. Draw with det_lightning.random, for example det_lightning.random.randn_like(x), x a tensor with the "
             f"samples in dimension 0, or in the data set."
         )
+
+
+@contextmanager
+def no_draws(when: str) -> Iterator[None]:
+    """Around code that draws from no global generator; errors as for `refuse_draws`, and one of the code itself as it is."""
+    before = states()
+    yield
+    refuse_draws(before, when)
 
 
 def guarded(batches: Iterator[Any]) -> Iterator[Any]:
