@@ -27,9 +27,7 @@ def states() -> State:
         torch_state = torch.random.get_rng_state().numpy().tobytes()
     return {
         "torch": torch_state,
-        "numpy.random": repr(
-            (numpy_state["state"]["pos"], numpy_state["has_gauss"], numpy_state["state"]["key"].tobytes())
-        ),
+        "numpy.random": (numpy_state["state"]["pos"], numpy_state["has_gauss"], numpy_state["state"]["key"].tobytes()),
         "random": random.getstate(),
     }
 
