@@ -6,6 +6,7 @@ its own and is not concerned.
 
 import random
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -26,9 +27,7 @@ def states() -> State:
         torch_state = torch.random.get_rng_state().numpy().tobytes()
     return {
         "torch": torch_state,
-        "numpy.random": repr(
-            (numpy_state["state"]["pos"], numpy_state["has_gauss"], numpy_state["state"]["key"].tobytes())
-        ),
+        "numpy.random": (numpy_state["state"]["pos"], numpy_state["has_gauss"], numpy_state["state"]["key"].tobytes()),
         "random": random.getstate(),
     }
 
@@ -65,8 +64,19 @@ def refuse_draws(before: State, when: str) -> None:
         )
 
 
-def refuse_draws_of_step(before: State, when: str) -> None:
-    """The same, by code that runs once a step: it draws alike on all ranks, but checkpoints keep no generator's state."""
+@contextmanager
+def no_draws(when: str) -> Iterator[None]:
+    """Around code that draws from no global generator; errors as for `refuse_draws`, and one of the code itself as it is."""
+    before = states()
+    yield
+    refuse_draws(before, when)
+
+
+@contextmanager
+def no_draws_of_step(when: str) -> Iterator[None]:
+    """The same, of code that runs once a step: it draws alike on all ranks, but checkpoints hold no generator's state."""
+    before = states()
+    yield
     moved = _moved_since(before)
     if moved:
         raise UncoveredError(

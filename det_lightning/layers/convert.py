@@ -36,15 +36,14 @@ COVERED = {
 }
 
 
-# Part of a class's name -> what to write, or why there is nothing.
+_STATISTICS = (
+    " A BatchNorm takes statistics over the samples of a micro-batch, which depend on how the global batch is cut."
+)
+# Beginning of a class's name -> what to write, or why there is nothing.
 _HINTS = {
-    "Embedding": (
-        " An Embedding is F.one_hot(index, len(table)).to(table.dtype) @ table, with table an nn.Parameter, whose gradient is "
-        "an exact sum."
-    ),
-    "BatchNorm": (
-        " A BatchNorm takes statistics over the samples of a micro-batch, which depend on how the global batch is cut."
-    ),
+    "Embedding": " An Embedding is F.one_hot(index, len(table)).to(table.dtype) @ table, with table an nn.Parameter.",
+    "BatchNorm": _STATISTICS,
+    "SyncBatchNorm": _STATISTICS,
     "Lazy": " A lazy layer has no parameters yet: give its sizes, as nn.Linear takes them.",
 }
 
@@ -73,9 +72,7 @@ def convert(model: nn.Module) -> dict[str, type[nn.Module]]:
             + "\nReplace them by covered ones ("
             + ", ".join(sorted(cls.__name__ for cls in {*SWAPS, *COVERED} - {DetLinear}))
             + '), or train with another strategy, e.g. strategy="ddp".'
-            + "".join(
-                hint for kind, hint in _HINTS.items() if any(kind in line.rpartition(": ")[2] for line in refused)
-            )
+            + "".join(dict.fromkeys(hint for line in refused for kind, hint in _HINTS.items() if f": {kind}" in line))
         )
     refuse_hooks(model)
     swapped = {}

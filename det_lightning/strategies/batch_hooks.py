@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
-from det_lightning.distributed.random_guard import refuse_draws, states
+from det_lightning.distributed.random_guard import no_draws
 from det_lightning.errors import UncoveredError
 from det_lightning.layers.code_in_sight import code_in_sight
 
@@ -44,11 +44,8 @@ def cover_before_transfer(module: torch.nn.Module, mode: Callable[[], AbstractCo
     def covered(batch: Any, dataloader_idx: int = 0) -> Any:
         if not module.trainer.training:
             return inner(batch, dataloader_idx)
-        generators = states()
-        with code_in_sight(), mode():
-            batch = inner(batch, dataloader_idx)
-        refuse_draws(generators, "in on_before_batch_transfer")
-        return batch
+        with no_draws("in on_before_batch_transfer"), code_in_sight(), mode():
+            return inner(batch, dataloader_idx)
 
     module.__dict__["_on_before_batch_transfer"] = covered
 

@@ -5,7 +5,7 @@ from typing import Any
 
 from torch import Tensor
 
-from det_lightning.distributed.random_guard import refuse_draws_of_step, states
+from det_lightning.distributed.random_guard import no_draws_of_step
 from det_lightning.errors import UncoveredError
 from det_lightning.layers.function_mode import all_suspended
 from det_lightning.optim.gradient_norm import clip_gradients_by_norm, clip_gradients_by_value
@@ -33,18 +33,15 @@ class DetPrecisionMixin:
             self._clipped = None
         result = self._wrap_closure(model, optimizer, closure)
         self.clip, self._clipped = self._clipped, None
-        generators = states()
-        with all_suspended():  # in manual optimization this is within the user's step
+        # In manual optimization this is within the user's step.
+        with no_draws_of_step(f"while {type(optimizer).__name__} stepped"), all_suspended():
             step_optimizer(optimizer)
-        refuse_draws_of_step(generators, f"while {type(optimizer).__name__} stepped")
         return result
 
     def _after_closure(self, model: Any, optimizer: Any) -> None:
         """Hooks that change gradients; what they add up is to have the same bits whatever the number of threads."""
-        generators = states()
-        with one_thread():
+        with no_draws_of_step("in on_before_optimizer_step or configure_gradient_clipping"), one_thread():
             super()._after_closure(model, optimizer)
-        refuse_draws_of_step(generators, "in on_before_optimizer_step or configure_gradient_clipping")
 
     def clip_grad_by_norm(self, optimizer: Any, clip_val: float) -> None:
         with all_suspended():

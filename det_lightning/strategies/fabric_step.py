@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from det_lightning.distributed.random_guard import refuse_draws, refuse_draws_of_step, states
+from det_lightning.distributed.random_guard import no_draws_of_step, refuse_draws, states
 from det_lightning.distributed.reducer import GradientReducer
 from det_lightning.distributed.replicas import check_replicas
 from det_lightning.distributed.slice_loader import SliceLoader
@@ -137,9 +137,8 @@ class FabricStepMixin:
                 f"not complete. Step after every {self._accumulate}, or make the strategy with the number that the loop "
                 f"takes, FabricDetStrategy(accumulate=...)."
             )
-        generators = states()
-        step_optimizer(optimizer)
-        refuse_draws_of_step(generators, f"while {type(optimizer).__name__} stepped")
+        with no_draws_of_step(f"while {type(optimizer).__name__} stepped"):
+            step_optimizer(optimizer)
         if self._check_replicas and self._module is not None:
             named = [*self._module.named_parameters(), *self._module.named_buffers()]
             check_replicas(named, f"after optimizer step {self.steps_done}")
