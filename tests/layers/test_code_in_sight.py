@@ -1,6 +1,8 @@
 """TorchScript and compiled functions run where no function mode looks, also on tensors without gradient, whose steps are in
 no graph: the one is refused, the other runs as the Python code that it is."""
 
+import warnings
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -12,10 +14,15 @@ from det_lightning.layers.code_in_sight import code_in_sight
 from tests.claims.trainings import FEATURES, Network, Split
 from tests.layers.fitting import fit, network
 
+pytestmark = pytest.mark.filterwarnings("ignore:.*torch.jit.* is deprecated")
 
-@torch.jit.script
+
 def centred(x):
     return x - x.mean(0)
+
+
+with warnings.catch_warnings(action="ignore"):
+    centred = torch.jit.script(centred)
 
 
 class Taught(Network):
