@@ -71,9 +71,10 @@ def first_operation(reference: Sequence[Operation], candidate: Sequence[Operatio
             for each in other.outputs if other is not None else ():
                 explained.add(each.digest)
                 touched.add(each.storage)
-    if len(found) < 2 or _reaches(found[0], candidate):
+    if len(found) < 2 or reaches(found[0], candidate):
         return found[0] if found else None
-    return next((each for each in found if _has_its_own_cause(each) and _reaches(each, candidate)), found[0])
+    reaching = [each for each in found if reaches(each, candidate)]
+    return next((each for each in reaching if _has_its_own_cause(each)), (reaching or found)[0])
 
 
 def _makes_nothing_new(one: Operation | None, other: Operation | None, ours: set[str], theirs: set[str]) -> bool:
@@ -97,7 +98,7 @@ def _has_its_own_cause(difference: OperationDifference) -> bool:
 def _is_fetch_of(first: OperationDifference, batch: Operation, candidate: Sequence[Operation]) -> bool:
     """Whether a tensor from nowhere is what a data set holds, read for this batch: a step's later micro-batches are fetched
     while it is recorded."""
-    return first.kind == INPUT and not _has_its_own_cause(first) and _reaches(first, candidate, batch)
+    return first.kind == INPUT and not _has_its_own_cause(first) and reaches(first, candidate, batch)
 
 
 def _goes_on(found: list[OperationDifference], difference: OperationDifference) -> bool:
@@ -212,21 +213,21 @@ def _taint(one: Operation | None, other: Operation | None, explained: set[str], 
             touched.discard(made.storage)  # memory that was freed and used again
 
 
-def _reaches(difference: OperationDifference, candidate: Sequence[Operation], end: Operation | None = None) -> bool:
+def reaches(difference: OperationDifference, candidate: Sequence[Operation], end: Operation | None = None) -> bool:
     """Whether what differs may have had an effect on the state after the step, or on the note `end`."""
     start = difference.candidate
     if start is None or difference.kind in (STATE_BEFORE, STATE_AFTER):
         return True
-    tainted = {each.digest for each in start.outputs}
+    tainted = {each.digest for each in start.outputs} - {*NOT_READ}
     storages = {each.storage for each in start.outputs}
     if difference.reference is not None and difference.reference.identity == start.identity:
         changed = [b for a, b in zip(difference.reference.outputs, start.outputs, strict=True) if _differ(a, b)]
-        tainted, storages = {each.digest for each in changed}, {each.storage for each in changed}
+        tainted, storages = {each.digest for each in changed} - {*NOT_READ}, {each.storage for each in changed}
     for operation in candidate[start.index + 1 :]:
         if operation is end or (end is None and operation.name == STATE):
             return any(each.digest in tainted or each.storage in storages for each in operation.outputs)
         if any(each.digest in tainted or each.storage in storages for each in operation.inputs):
-            tainted |= {each.digest for each in operation.outputs}
+            tainted |= {each.digest for each in operation.outputs} - {*NOT_READ}
             storages |= {each.storage for each in operation.outputs}
         else:
             fresh = {each.storage for each in operation.outputs} - {each.storage for each in operation.inputs}
@@ -234,11 +235,12 @@ def _reaches(difference: OperationDifference, candidate: Sequence[Operation], en
     return False
 
 
-def concerned_tensor(difference: OperationDifference, log: Sequence[Operation]) -> str:
+def concerned_tensor(difference: OperationDifference, log: Sequence[Operation], other_log: Sequence[Operation]) -> str:
     """Name of the state or gradient that the operation works on, or that one soon after it makes of its results; empty if
-    there is none. An operation that only follows it is asked nothing: what that works on may be innocent.
+    there is none. An operation that only follows it is asked nothing: what that works on may be innocent. So may be what
+    comes of its results with the values that the other side has too.
 
-    log: of the candidate, or of the reference where the candidate has no such operation.
+    log: of the candidate, or of the reference where the candidate has no such operation; other_log: of the other side.
     """
     one = difference.candidate or difference.reference
     if difference.kind == INPUT:
@@ -246,12 +248,17 @@ def concerned_tensor(difference: OperationDifference, log: Sequence[Operation]) 
             if name := getattr(each, difference.side)[difference.place].name:
                 return name
     digests, storages, gradient = set(), set(), ""
+    innocent = {each.digest for operation in other_log for each in (*operation.inputs, *operation.outputs)} - {
+        *NOT_READ
+    }
     shown = difference.shown and difference.shown[difference.candidate is not None]  # this log's
     for operation in (one, *([shown] if shown else []), *log[one.index + 1 : one.index + _LOOK_AHEAD]):
         noted = operation.name in (STATE, BATCH, GRADIENTS)
         read = operation.outputs if noted else operation.inputs
         follows = [each for each in read if each.digest in digests]
         follows = follows or [each for each in read if each.storage in storages]  # gradients may share one memory
+        if noted:
+            follows = [each for each in follows if each.digest not in innocent]
         made = {each.storage for each in operation.outputs}
         if not follows and operation is not one and operation is not shown:
             storages -= made  # memory that was freed and used again
@@ -261,8 +268,9 @@ def concerned_tensor(difference: OperationDifference, log: Sequence[Operation]) 
         gradient = gradient or next(iter(names), "")
         if state or (gradient and (noted or operation is one)):
             return state or gradient
-        digests |= {each.digest for each in operation.outputs} - {*NOT_READ}
-        storages |= made - {0}  # 0: no memory
+        if operation is one or any(each.digest not in innocent for each in operation.outputs):
+            digests |= {each.digest for each in operation.outputs} - innocent - {*NOT_READ}
+            storages |= made - {0}  # 0: no memory
     return gradient
 
 

@@ -21,6 +21,7 @@ from det_lightning.bisection.operations import (
     OperationDifference,
     concerned_tensor,
     first_operation,
+    reaches,
 )
 from det_lightning.errors import LedgerError
 from det_lightning.replay.run import array_of
@@ -106,6 +107,7 @@ def search_step(
         if found is None:
             return StepFinding(OUTSIDE, "no recorded operation differs, yet the records do")
         rank, difference, log = found
+        their_log = read_log(their_folder / f"operations-{rank}.jsonl")
         captures = [{rank: (each.index,)} for each in difference.shown] if difference.shown else [{}, {}]
         for place, (name, side, capture, first) in enumerate(
             (("reference", reference, captures[0], ours), ("candidate", candidate, captures[1], theirs))
@@ -115,9 +117,13 @@ def search_step(
                 (difference.reference, difference.candidate)[place],
                 *(difference.shown or ())[place : place + 1],
             ]
-            if outcome.trace != first.trace or not _repeats(
-                again, rank, [each for each in accused if each is not None]
-            ):
+            repeated = _repeats(again, rank, [each for each in accused if each is not None])
+            if outcome.trace == first.trace and not repeated and not reaches(difference, their_log):
+                return StepFinding(
+                    OUTSIDE,
+                    "no recorded operation differs that has an effect on the state and repeats itself, yet the records do",
+                )
+            if outcome.trace != first.trace or not repeated:
                 return StepFinding(
                     NOT_REPRODUCED,
                     f"two replays of the {name}'s step {step} differ from each other at operation {difference.index}, so "
@@ -194,8 +200,9 @@ def _element(scratch: Path, rank: int, difference: OperationDifference) -> Eleme
 def _tensor(scratch: Path, rank: int, difference: OperationDifference) -> str:
     if difference.kind in (DATA, STATE_BEFORE, STATE_AFTER):
         return difference.candidate.outputs[difference.place].name
-    side = "candidate" if difference.candidate is not None else "reference"
-    return concerned_tensor(difference, read_log(scratch / f"{side}-first pass" / f"operations-{rank}.jsonl"))
+    sides = ("candidate", "reference") if difference.candidate is not None else ("reference", "candidate")
+    logs = [read_log(scratch / f"{side}-first pass" / f"operations-{rank}.jsonl") for side in sides]
+    return concerned_tensor(difference, *logs)
 
 
 def _sample(log: list[Operation], difference: OperationDifference, element: ElementDifference | None) -> int | None:

@@ -1,5 +1,7 @@
 """The first operation with a cause of its own, on made-up logs; consequences and refactoring are passed over."""
 
+from dataclasses import replace
+
 import pytest
 
 from det_lightning.bisection.operation_log import PENDING, Operation, Value, read_log, write_line
@@ -9,6 +11,7 @@ from det_lightning.bisection.operations import (
     DATA,
     INPUT,
     OPERATION,
+    STATE_AFTER,
     aligned,
     concerned_tensor,
     first_operation,
@@ -153,7 +156,63 @@ def test_a_gradient_that_a_hook_changes_is_named_though_it_shares_memory_with_ot
         return [*[changed][:rest], operation(rest, "gradients", (), gradients), update]
 
     reference, candidate = hooked(None), hooked("half")
-    assert concerned_tensor(first_operation(reference, candidate), candidate) == "gradients b"
+    assert concerned_tensor(first_operation(reference, candidate), candidate, reference) == "gradients b"
+
+
+def test_a_gradient_is_named_by_what_changed_and_not_by_the_memory_that_it_shares():
+    def value(digest, name="", storage=7):
+        return Value("float32", (2,), digest, storage, name)
+
+    def operation(index, name, inputs, outputs):
+        return Operation(index, "reduction", 0, "", name, "", None, "", (), inputs, outputs)
+
+    def hooked(b):
+        views = [
+            operation(0, "aten.select.int", (value("b"),), (value("one element"),)),
+            operation(1, "aten.add_", (value("one element"),), (value("other element"),)),
+        ]
+        views = views if b != "b" else []
+        gradients = value("a", "gradients a"), value(b, "gradients b")
+        return [*views, operation(len(views), "gradients", (), gradients)]
+
+    reference, candidate = hooked("b"), hooked("changed")
+    found = first_operation(reference, candidate)
+    assert found.candidate.name == "aten.select.int"
+    assert concerned_tensor(found, candidate, reference) == "gradients b"
+
+
+def test_what_comes_of_a_result_with_the_same_value_on_both_sides_is_not_concerned():
+    """Of a loss whose penalty has another weight the backward pass begins with a one, which is innocent, and so is `c`."""
+
+    def log(weight):
+        made = Log()
+        made.run("aten.mul", "penalty", gives="scaled", arguments=[weight])
+        made.run("aten.add", "scaled", "rest", gives="loss").run("aten.ones_like", "loss", gives="one", content="1")
+        made.run("aten.mm", "one", "c", gives="gradient of rest").run(
+            "aten.mul", "a", "one", gives="g", arguments=[weight]
+        )
+        named = [
+            replace(each, inputs=tuple(replace(v, name=names.get(v.digest, "")) for v in each.inputs))
+            for each in made.operations
+        ]
+        return named
+
+    names = {"a": "weights a", "c": "weights c"}
+    reference, candidate = log(2), log(3)
+    assert concerned_tensor(first_operation(reference, candidate), candidate, reference) != "weights c"
+
+
+def test_noise_that_reaches_nothing_does_not_hide_what_no_operation_made():
+    def log(clock, weight):
+        return (
+            Log()
+            .run("aten.lift_fresh", gives="clock", content=clock)
+            .run("aten.mul", "w", gives="w2")
+            .end("w2", weight)
+        )
+
+    found = first_operation(log("10:00", "v"), log("10:01", "v'"))
+    assert (found.kind, found.place) == (STATE_AFTER, 1)
 
 
 def test_a_result_that_was_under_way_is_followed_through_its_memory():
