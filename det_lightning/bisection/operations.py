@@ -165,6 +165,8 @@ def _meeting(reference, candidate, i: int, j: int) -> tuple[int, int] | None:
 def _difference(one, other, explained, touched, reference, candidate) -> OperationDifference | None:
     if one is None or other is None or one.identity != other.identity:
         return OperationDifference(CODE, one, other)
+    if one.name == BATCH and [each.name for each in one.outputs] != [each.name for each in other.outputs]:
+        return OperationDifference(DATA, one, other, "outputs", shown=(one, other))
     outputs = [place for place, (a, b) in enumerate(zip(one.outputs, other.outputs, strict=True)) if _differ(a, b)]
     if one.name in (STATE, BATCH):
         kind = DATA if one.name == BATCH else STATE_BEFORE if one.phase == "begin" else STATE_AFTER
@@ -206,7 +208,8 @@ def _taint(one: Operation | None, other: Operation | None, explained: set[str], 
     pending = any(each.digest == PENDING for each in other.outputs)
     known = any(_known(each, explained, touched) for each in other.inputs)
     for place, made in enumerate(other.outputs):
-        if (one is not None and _differ(one.outputs[place], made)) or (pending and known):
+        ours = one.outputs[place : place + 1] if one is not None else ()
+        if (one is not None and (not ours or _differ(ours[0], made))) or (pending and known):
             explained.add(made.digest)
             touched.add(made.storage)
         elif made.storage not in {each.storage for each in other.inputs}:
@@ -221,7 +224,8 @@ def reaches(difference: OperationDifference, candidate: Sequence[Operation], end
     tainted = {each.digest for each in start.outputs} - {*NOT_READ}
     storages = {each.storage for each in start.outputs}
     if difference.reference is not None and difference.reference.identity == start.identity:
-        changed = [b for a, b in zip(difference.reference.outputs, start.outputs, strict=True) if _differ(a, b)]
+        ours = difference.reference.outputs
+        changed = [b for place, b in enumerate(start.outputs) if place >= len(ours) or _differ(ours[place], b)]
         tainted, storages = {each.digest for each in changed} - {*NOT_READ}, {each.storage for each in changed}
     for operation in candidate[start.index + 1 :]:
         if operation is end or (end is None and operation.name == STATE):

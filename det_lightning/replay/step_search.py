@@ -199,7 +199,7 @@ def _element(scratch: Path, rank: int, difference: OperationDifference) -> Eleme
 
 def _tensor(scratch: Path, rank: int, difference: OperationDifference) -> str:
     if difference.kind in (DATA, STATE_BEFORE, STATE_AFTER):
-        return difference.candidate.outputs[difference.place].name
+        return "" if difference.place is None else difference.candidate.outputs[difference.place].name
     sides = ("candidate", "reference") if difference.candidate is not None else ("reference", "candidate")
     logs = [read_log(scratch / f"{side}-first pass" / f"operations-{rank}.jsonl") for side in sides]
     return concerned_tensor(difference, *logs)

@@ -16,7 +16,9 @@ from det_lightning.bisection.operations import (
     concerned_tensor,
     first_operation,
 )
+from det_lightning.cli.step_report import finding_rows
 from det_lightning.errors import LedgerError
+from det_lightning.replay.step_search import StepFinding
 
 
 class Log:
@@ -139,6 +141,31 @@ def test_a_sample_that_is_fetched_between_two_micro_batches_is_told_by_its_batch
         return log.end("w2")
 
     assert kind_and_name(fetched("one"), fetched("other")) == expected
+
+
+@pytest.mark.parametrize(
+    "other", [{"batch[0]": (3, 2)}, {"batch[0]": (4, 2), "batch[1]": (4,)}, {"batch['x']": (4, 2)}]
+)
+def test_a_batch_of_another_form_is_data_and_no_other_code(other):
+    def log(forms):
+        batch = tuple(
+            Value("float32", shape, f"{name} {shape}", 5 + k, name) for k, (name, shape) in enumerate(forms.items())
+        )
+        made = Value("float32", batch[0].shape, f"y of {batch[0].digest}", 9, "")
+        return [
+            Operation(0, "forward", 0, "", "batch", "", None, "", (), (), batch),
+            Operation(1, "forward", 0, "", "aten.mul", "", None, "", (), batch[:1], (made,)),
+            Operation(
+                2, "end", 0, "", "state", "", None, "", (), (), (Value("float32", (), made.digest, 9, "weights w"),)
+            ),
+        ]
+
+    for sides in (({"batch[0]": (4, 2)}, other), (other, {"batch[0]": (4, 2)})):
+        found = first_operation(*(log(each) for each in sides))
+        assert (found.kind, found.index) == (DATA, 0)
+        rows = finding_rows(StepFinding("found", "", rank=0, difference=found))
+        form = next(row for row in rows if row[0] == "form")
+        assert form[1] != form[2] and str(list(other.get("batch[0]", (4, 2)))) in "".join(form)
 
 
 def test_a_gradient_that_a_hook_changes_is_named_though_it_shares_memory_with_others():
