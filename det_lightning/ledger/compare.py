@@ -11,7 +11,7 @@ from typing import Any
 
 from det_lightning.errors import LedgerError
 from det_lightning.ledger.leaf_file import leaf_path
-from det_lightning.ledger.reader import LedgerReader
+from det_lightning.ledger.reader import LedgerReader, Resume
 from det_lightning.ledger.record import Record, canonical_json, root
 
 HEADER_PARTS = ("recipe", "environment", "entry")
@@ -62,6 +62,16 @@ class TensorDifference:
 
 
 @dataclass(frozen=True)
+class ResumedState:
+    """A run that was resumed after `step`. side: reference or candidate; unlike: kind and name of each tensor, or of a kind
+    without leaves, in which the state that it went on with is not the one that it had recorded there."""
+
+    side: str
+    step: int
+    unlike: tuple[str, ...]
+
+
+@dataclass(frozen=True)
 class Difference:
     """How two runs differ at `step`.
 
@@ -72,6 +82,7 @@ class Difference:
     were not kept.
     agreeing: names of fields and kinds that both recorded, with equal values; a kind without a tensor is left
     out.
+    resumed: the sides that were resumed between the step before and this one.
     """
 
     step: int
@@ -81,6 +92,7 @@ class Difference:
     tensors: tuple[TensorDifference, ...]
     kinds_without_leaves: tuple[str, ...]
     agreeing: tuple[str, ...]
+    resumed: tuple[ResumedState, ...] = ()
 
     @property
     def found(self) -> bool:
@@ -115,6 +127,7 @@ def record_difference(
     *,
     leaves: Callable[[str], tuple[Leaves | None, Leaves | None]],
     last_match: int | None = None,
+    resumed: tuple[ResumedState, ...] = (),
 ) -> Difference:
     """Compare two records of one step.
 
@@ -144,6 +157,7 @@ def record_difference(
         kinds_without_leaves=tuple(without),
         agreeing=agreeing_fields
         + tuple(kind for kind in agreeing_kinds if reference.agree["roots"][kind] != _ROOT_OF_NOTHING),
+        resumed=resumed,
     )
 
 
@@ -160,7 +174,18 @@ def difference_at(
         theirs,
         leaves=lambda kind: (checked_leaves(reference, ours, kind), checked_leaves(candidate, theirs, kind)),
         last_match=last_match,
+        resumed=tuple(
+            ResumedState(side, resume.step, resume.unlike)
+            for side, reader in (("reference", reference), ("candidate", candidate))
+            if (resume := _resumed_before(reader, step)) is not None
+        ),
     )
+
+
+def _resumed_before(reader: LedgerReader, step: int) -> Resume | None:
+    """The new start between the records of `step` - 1 and `step`. A later one that goes further back takes its place."""
+    last = next((each for each in reversed(reader.resumes) if each.step < step), None)
+    return last if last is not None and last.step == step - 1 else None
 
 
 def checked_leaves(reader: LedgerReader, record: Record, kind: str) -> dict[str, str] | None:

@@ -4,7 +4,11 @@ step computes.
 
 from __future__ import annotations
 
+import json
+
 from det_lightning.ledger.compare import Difference
+
+_NAMES_SHOWN = 3
 
 
 def explanation(difference: Difference) -> str:
@@ -13,30 +17,82 @@ def explanation(difference: Difference) -> str:
     agree = set(difference.agreeing)
     if not differ:
         return "all fields of this record agree: the runs differ in an earlier one"
+    if state := _another_state(difference):
+        return state
+    if "sample_ids" in differ and "sample_bytes" in agree:
+        return (
+            "the samples of this step hold the same bytes in all, under other indices or in another order: look at the data "
+            "order" + (", which moved no other recorded bit here" if differ == {"sample_ids"} else "")
+        )
     if "sample_ids" in differ:
         return "other samples reached this step: look at the data order and at resume before anything else"
     if "sample_bytes" in differ:
         return "the samples held other bytes: look at the data and its augmentation before the model"
     if difference.step == 0 and "weights" in differ:
-        return "the weights differ before the first step: look at initialisation, seed and loaded checkpoint"
+        return _start(difference)
     if "loss" in differ:
         return _loss(difference, agree)
     if "gradients" in differ:
-        if "loss" in agree:
-            return (
-                "the loss of this step agrees: the backward pass or the reduction of gradients differs, or the forward "
-                "pass in a way that does not show in the loss"
-            )
-        return "the loss was not recorded: the forward pass, the backward pass or the reduction differs"
+        return _gradients(agree)
     if "clip" in differ and "gradients" in agree:
         return "gradients of this step agree: their norm, and so the clip coefficient, differs"
     if "learning_rates" in differ:
-        return "the learning rates differ: look at the schedule and at resume"
+        return _learning_rates(difference)
     if "optimizer" in differ or "weights" in differ:
         return _update(differ, agree)
     if differ == {"buffers"}:
         return "only buffers differ: look at running statistics and other state beside the weights"
     return ""
+
+
+def _another_state(difference: Difference) -> str:
+    """Of a run that went on from a checkpoint just before this step; what both sides have alike made no difference."""
+    sides = {each.side: each for each in difference.resumed if each.unlike}
+    if len({each.unlike for each in sides.values()}) < len(sides):
+        return ""
+    for each in sides.values():
+        names = ", ".join(each.unlike[:_NAMES_SHOWN]) + (", ..." if len(each.unlike) > _NAMES_SHOWN else "")
+        return (
+            f"the {each.side} was resumed after step {each.step} with another state than it had recorded there ({names}): "
+            f"look at the checkpoint and at what was done to the state before anything else"
+        )
+    return ""
+
+
+def _start(difference: Difference) -> str:
+    weights = [each for each in difference.tensors if each.kind == "weights"]
+    alone = [each for each in weights if each.reference is None or each.candidate is None]
+    if alone and len(alone) == len(weights):
+        side = "candidate" if alone[0].reference is None else "reference"
+        return (
+            f"the weights of one name agree before the first step, but only the {side} has {alone[0].name}: the models are "
+            f"unlike, as with a layer more, tied weights or other names"
+        )
+    return "the weights differ before the first step: look at the model, its initialisation, seed and loaded checkpoint"
+
+
+def _gradients(agree: set[str]) -> str:
+    if "loss" not in agree:
+        return "the loss was not recorded: the input, the forward pass, the backward pass or the reduction differs"
+    if "sample_ids" in agree:
+        return (
+            "the loss of this step agrees: the backward pass or the reduction of gradients differs, or the forward "
+            "pass in a way that does not show in the loss"
+        )
+    return (
+        "the recorded loss agrees, but not all samples were recorded, and the loss may be that of one micro-batch of rank "
+        "0: the input, the forward pass, the backward pass or the reduction of gradients differs"
+    )
+
+
+def _learning_rates(difference: Difference) -> str:
+    found = next(each for each in difference.fields if each.name == "learning_rates")
+    ours, theirs = json.loads(found.reference), json.loads(found.candidate)
+    if sorted(map(str, ours)) == sorted(map(str, theirs)):
+        return "the same learning rates stand in another order: look at the optimizer's groups of parameters"
+    if difference.step <= 1:
+        return "the learning rates differ from the first step on: look at the optimizer's settings and at the schedule"
+    return "the learning rates differ: look at the schedule and at resume"
 
 
 def _loss(difference: Difference, agree: set[str]) -> str:
