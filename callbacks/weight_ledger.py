@@ -17,6 +17,7 @@ from det_lightning.callbacks.run_header import entry_of, environment, recipe
 from det_lightning.callbacks.run_states import named_states
 from det_lightning.callbacks.shards import Shards
 from det_lightning.callbacks.started_digests import Fetched, StartedDigests
+from det_lightning.callbacks.trainer_settings import trainer_settings
 
 from det_lightning.kernels.dispatch import unrecorded
 from det_lightning.ledger.lines import LEDGER_FILE
@@ -65,6 +66,7 @@ class WeightLedger(Callback):
         self._options = recording_options(kinds, leaves_every_n_steps, keep_leaves, keep_leaves_every_n_steps)
         self.path, self._log = Path(path).absolute(), log
         self._entry = entry, entry_arguments
+        self._settings: dict[str, Any] = {}  # of the Trainer, before its loaders are made
         self._writer: LedgerWriter | None = None
         self._state: dict[str, Any] = {}  # step and trace of the last record, for checkpoints
         self._step = 0
@@ -93,7 +95,10 @@ class WeightLedger(Callback):
             write()
 
     def setup(self, trainer, pl_module, stage: str) -> None:
-        if stage == "fit" and hasattr(trainer.strategy, "record_samples"):
+        if stage != "fit":
+            return
+        self._settings = trainer_settings(trainer)
+        if hasattr(trainer.strategy, "record_samples"):
             trainer.strategy.record_samples = True
 
     def on_train_start(self, trainer, pl_module) -> None:
@@ -183,7 +188,7 @@ class WeightLedger(Callback):
             self.path,
             recipe=recipe(trainer, pl_module, self._shards),
             environment=here,
-            entry=entry_of(trainer, *self._entry),
+            entry=entry_of(*self._entry, self._settings),
             resumed_from=state or None,
             retention=self._options.retention,
         )

@@ -66,6 +66,7 @@ def plan_replay(
         accumulate=accumulate,
         override=entry,
         recording=recording,
+        environment=reference.environment,
     )
 
 
