@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from det_lightning.errors import LedgerError
+from det_lightning.errors import DetError, LedgerError
 from det_lightning.ledger.record import bits_float
 
 FLOAT_FIELDS = ("loss", "learning_rates", "clip")
@@ -32,7 +32,13 @@ def warn(text: str) -> None:
     print(f"warning: {text}", file=sys.stderr)
 
 
+json_told = False
+"""Whether this command has answered as JSON already, so that an error after it does not add a second answer."""
+
+
 def say_json(value: Any) -> None:
+    global json_told
+    json_told = True
     print(json.dumps(value, indent=2, ensure_ascii=False, default=list))
 
 
@@ -40,6 +46,12 @@ def visible(text: object, *, widest: int | None = None) -> str:
     """`text` with whatever could move a terminal's cursor spelled out; cut after `widest` characters."""
     shown = "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in str(text))
     return shown if widest is None or len(shown) <= widest else shown[: widest - 3] + "..."
+
+
+def cause(error: BaseException) -> str:
+    """One line: the message of an error of ours, else the type with it."""
+    text = visible(" ".join(str(error).split()), widest=500)
+    return text if isinstance(error, DetError) else f"{type(error).__name__}: {text}"
 
 
 def plain_value(text: str | None) -> Any:
@@ -58,7 +70,7 @@ def value_text(value: str | None) -> str:
 def header_text(name: str, value: str | None) -> str:
     """The value of a header's entry, given as JSON text; what stands for floats as decimal number and bits."""
     loaded = plain_value(value)
-    of_floats = name.endswith(FLOAT_ENTRY) or name.split(".")[0] in FLOAT_PARTS
+    of_floats = name.endswith((FLOAT_ENTRY, "gradient_clip_val")) or name.split(".")[0] in FLOAT_PARTS
     numbers = loaded if isinstance(loaded, list) else [loaded]
     if of_floats and numbers and all(isinstance(each, str) and _BITS.fullmatch(each) for each in numbers):
         return visible(", ".join(f"{decimal(each)} ({each})" for each in numbers), widest=_WIDEST_VALUE)

@@ -47,11 +47,11 @@ def build(entry: dict[str, Any], override: str | None = None) -> Built:
             "the ledger does not say how to build its run again. Give --entry package.module:function, or record with "
             "WeightLedger(path, entry='package.module:function')"
         )
+    if os.getcwd() not in sys.path:
+        sys.path.insert(0, os.getcwd())  # where the entry's modules lie, and those of the classes that a config names
     if name.endswith(CONFIG_SUFFIXES):
         return _from_config(Path(name), recorded=override is None)
     module_name, _, function_name = name.partition(":")
-    if os.getcwd() not in sys.path:
-        sys.path.insert(0, os.getcwd())
     if override is None:
         _refuse_foreign_code(name, module_name)
     try:

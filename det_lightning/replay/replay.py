@@ -114,7 +114,7 @@ def _compare(reference: LedgerReader, candidate: LedgerReader, start: int | None
     first_compared = max(candidate.first_step, begun if start is None else start)
     # With several optimizers a batch may go beyond the step that was asked for.
     for step in range(first_compared, min(candidate.last_step, reference.last_step) + 1):
-        difference = difference_at(reference, candidate, step)
+        difference = difference_at(reference, candidate, step, last_match=step - 1 if step > first_compared else None)
         if difference.found:
             return ReplayResult(False, difference, candidate.last_step - begun, begun)
     return ReplayResult(True, None, candidate.last_step - begun, begun)
