@@ -38,7 +38,9 @@ def plan_replay(
     """
     first, last = reference.first_step, reference.last_step
     if first is None:
-        raise LedgerError(f"{reference.path} holds no record, so there is no step to replay: its run made none, or has not yet")
+        raise LedgerError(
+            f"{reference.path} holds no record, so there is no step to replay: its run made none, or has not yet"
+        )
     start, stop = first if start is None else start, last if stop is None else stop
     if not first <= start <= stop <= last:
         raise InputError(f"the range {start} to {stop} is not within the ledger's steps {first} to {last}")
