@@ -89,6 +89,8 @@ def field_text(name: str, value: Any) -> str:
     if name in FLOAT_FIELDS:
         if isinstance(value, list):
             return ", ".join(field_text(name, each) for each in value) or "-"
+        if isinstance(value, dict) and name == "clip":
+            return ", ".join(f"{visible(key)} {field_text(name, each)}" for key, each in sorted(value.items()))
         if isinstance(value, str):
             return f"{decimal(value)} ({visible(value, widest=16)})"
     text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)

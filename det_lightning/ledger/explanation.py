@@ -35,7 +35,7 @@ def explanation(difference: Difference) -> str:
     if "gradients" in differ:
         return _gradients(agree)
     if "clip" in differ and "gradients" in agree:
-        return "gradients of this step agree: their norm, and so the clip coefficient, differs"
+        return _clip(difference)
     if "learning_rates" in differ:
         return _learning_rates(difference)
     if "optimizer" in differ or "weights" in differ:
@@ -76,23 +76,32 @@ def _gradients(agree: set[str]) -> str:
         return "the loss was not recorded: the input, the forward pass, the backward pass or the reduction differs"
     if "sample_ids" in agree:
         return (
-            "the loss of this step agrees: the backward pass or the reduction of gradients differs, or the forward "
-            "pass in a way that does not show in the loss"
+            "the loss of this step agrees: the backward pass, the reduction of gradients or a hook behind it differs, or "
+            "the forward pass in a way that does not show in the loss"
         )
     return (
         "the recorded loss agrees, but not all samples were recorded, and the loss may be that of one micro-batch of rank "
-        "0: the input, the forward pass, the backward pass or the reduction of gradients differs"
+        "0: the input, the forward pass, the backward pass, the reduction of gradients or a hook behind it differs"
     )
 
 
 def _learning_rates(difference: Difference) -> str:
     found = next(each for each in difference.fields if each.name == "learning_rates")
     ours, theirs = json.loads(found.reference), json.loads(found.candidate)
-    if sorted(map(str, ours)) == sorted(map(str, theirs)):
+    both = isinstance(ours, list) and isinstance(theirs, list)  # a ledger may come from anybody
+    if both and sorted(map(str, ours)) == sorted(map(str, theirs)):
         return "the same learning rates stand in another order: look at the optimizer's groups of parameters"
     if difference.step <= 1:
         return "the learning rates differ from the first step on: look at the optimizer's settings and at the schedule"
     return "the learning rates differ: look at the schedule and at resume"
+
+
+def _clip(difference: Difference) -> str:
+    found = next(each for each in difference.fields if each.name == "clip")
+    ours, theirs = json.loads(found.reference), json.loads(found.candidate)
+    if isinstance(ours, dict) and isinstance(theirs, dict) and ours.get("norm") == theirs.get("norm"):
+        return "gradients of this step and their norm agree: the clip coefficient differs: look at gradient_clip_val"
+    return "gradients of this step agree: their norm, and so the clip coefficient, differs"
 
 
 def _loss(difference: Difference, agree: set[str]) -> str:
@@ -107,8 +116,10 @@ def _loss(difference: Difference, agree: set[str]) -> str:
 def _update(differ: set[str], agree: set[str]) -> str:
     if "gradients" not in agree:
         return "gradients were not recorded: record them to tell the backward pass from the update"
+    if "optimizer" in differ and "clip" not in agree:
+        return "gradients of this step agree: their clipping, which was not recorded, or the optimizer's update differs"
     if "optimizer" in differ:
-        return "gradients of this step agree: the optimizer's update differs"
+        return "gradients and clipping of this step agree: the optimizer's update differs"
     if "optimizer" in agree:
         return (
             "gradients and optimizer state of this step agree: the update has another setting that leaves no trace in that "

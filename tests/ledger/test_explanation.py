@@ -46,11 +46,11 @@ def explained(*names, step=3, unrecorded=(), last_match=2, resumed=()):
         ),
         (
             ["gradients", "clip", "weights"],
-            "the loss of this step agrees: the backward pass or the reduction",
+            "the loss of this step agrees: the backward pass, the reduction",
         ),
         (["clip", "weights"], "gradients of this step agree: their norm"),
         (["learning_rates", "weights"], "the learning rates differ"),
-        (["optimizer", "weights"], "gradients of this step agree: the optimizer's update differs"),
+        (["optimizer", "weights"], "gradients and clipping of this step agree: the optimizer's update differs"),
         (["weights"], "gradients and optimizer state of this step agree: the update has another setting"),
         (["buffers"], "only buffers differ"),
         ([], "all fields of this record agree"),
@@ -86,6 +86,16 @@ def test_without_samples_an_equal_loss_accuses_nobody():
     assert "the input" in explained("gradients", unrecorded=[*STOCK, "loss"])
 
 
+def test_clipping_is_told_from_the_norm_and_from_the_update():
+    def meaning(*clips):
+        one, other = (Record(3, {**AGREE, "clip": each}, {}, {}, "") for each in clips)
+        return explanation(record_difference(one, other, leaves=lambda kind: (None, None), last_match=2))
+
+    assert "look at gradient_clip_val" in meaning({"norm": "1", "coefficient": "1"}, {"norm": "1", "coefficient": "2"})
+    assert "their norm, and so" in meaning({"norm": "1", "coefficient": "1"}, {"norm": "2", "coefficient": "2"})
+    assert "clipping, which was not recorded, or" in explained("optimizer", "weights", unrecorded=["clip"])
+
+
 def test_the_same_samples_in_another_order_are_no_other_samples():
     meaning = explained("sample_ids")
     assert "another order" in meaning and "moved no other recorded bit" in meaning and "other samples" not in meaning
@@ -98,6 +108,7 @@ def test_the_same_samples_in_another_order_are_no_other_samples():
         ((["1", "2"], ["2", "1"]), 1, "in another order: look at the optimizer's groups"),
         ((["1", "2"], ["1", "3"]), 1, "look at the optimizer's settings"),
         ((["1", "2"], ["1", "3"]), 5, "look at the schedule and at resume"),
+        ((5, {"a": 1}), 5, "look at the schedule and at resume"),
     ],
 )
 def test_learning_rates_lead_to_what_set_them(rates, step, words):
