@@ -126,6 +126,7 @@ def _scheduler(config: Any) -> dict[str, Any]:
         "class": type(config.scheduler).__qualname__,
         "interval": config.interval,
         "frequency": config.frequency,
+        **({"monitor": config.monitor} if config.reduce_on_plateau else {}),
     }
 
 

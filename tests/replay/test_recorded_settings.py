@@ -8,6 +8,7 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from det_lightning.callbacks.weight_ledger import WeightLedger
 from lightning.pytorch import LightningDataModule, LightningModule, Trainer, seed_everything
+from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.strategies import DDPStrategy
 from torch.utils.data import DataLoader
 
@@ -85,19 +86,25 @@ def build_validated(width: int = 8, wide: bool = False):
     return (Wide if wide else Validated)(width), ValidatedData()
 
 
-def recorded(folder: Path, *, entry="build", options=None, strategy="det", threads=1, named=True, **arguments) -> None:
+def recorded(
+    folder: Path, *, entry="build", options=None, strategy="det", threads=1, named=True, save=False, **arguments
+) -> None:
     """Trains and records what `entry` of this module builds; `named`: and how to build it."""
     quiet_lightning()
     torch.set_num_threads(threads)
     seed_everything(7, verbose=False)
     module, data = globals()[entry](**(options or {}))
     path = f"tests.replay.test_recorded_settings:{entry}"
+    saved = [ModelCheckpoint(folder.parent, every_n_epochs=1, save_top_k=-1)] if save else []
     trainer = Trainer(
         accelerator="cpu",
         devices=1,
         strategy={"det": lambda: DetStrategy(seed=4), "ddp": DDPStrategy, "auto": lambda: "auto"}[strategy](),
-        callbacks=[WeightLedger(folder, entry=path, entry_arguments=options) if named else WeightLedger(folder)],
-        **{"max_steps": 11, **QUIET_TRAINER, **arguments},
+        callbacks=[
+            WeightLedger(folder, entry=path, entry_arguments=options) if named else WeightLedger(folder),
+            *saved,
+        ],
+        **{"max_steps": 11, **QUIET_TRAINER, "enable_checkpointing": save, **arguments},
     )
     trainer.fit(module, data)
     if dist.is_initialized():
@@ -148,6 +155,15 @@ def test_a_run_that_names_no_entry_is_replayed_with_its_seed_and_its_clipping(st
     entry = "tests.replay.test_recorded_settings:build_validated"
     result = in_new_process(replay, tmp_path / "ledger", entry=entry)
     assert result.matched, result.first
+
+
+def test_a_replay_does_not_begin_where_a_schedule_has_not_looked_at_its_epoch_yet(tmp_path):
+    in_new_process(recorded, tmp_path / "ledger", entry="build_validated", save=True, max_steps=20)
+    with LedgerReader(tmp_path / "ledger") as reader:
+        assert [each.step for each in reader.checkpoints()] == [9, 18, 20]
+    result = in_new_process(replay, tmp_path / "ledger", start=10)
+    assert result.matched, result.first
+    assert (result.start, result.steps) == (0, 20)
 
 
 def test_options_of_ddp_are_given_again(tmp_path):
