@@ -18,17 +18,27 @@ from det_lightning.strategies.given_ranks import free_port
 _CAUSE_SECONDS = 10  # for the next answer, once a rank has said that it lost another
 
 
-def _work(rank: int, orders: Connection, threads: int) -> None:
+def _work(rank: int, orders: Connection, threads: int, inherited: list[Connection]) -> None:
     """Runs each order; answers ("result", value), ("error", (last words, traceback)), or "lost" in place of "error" where
-    the error only tells of another rank."""
+    the error only tells of another rank. It ends with the process that gives the orders: `inherited`, which a fork has of
+    that process's ends, are closed, so that nobody else keeps them open."""
+    for connection in inherited:
+        connection.close()
     torch.set_num_threads(threads)
-    while (order := orders.recv()) is not None:
+    while (order := _next_order(orders)) is not None:
         function, arguments = order
         try:
             orders.send(("result", function(rank, *arguments)))
         except BaseException as error:
             kind = "lost" if tells_of_another_rank(error) else "error"
             orders.send((kind, (last_words(error), traceback.format_exc())))
+
+
+def _next_order(orders: Connection) -> Any:
+    try:
+        return orders.recv()
+    except (EOFError, ConnectionError):
+        return None
 
 
 def last_words(error: BaseException) -> str:
@@ -96,7 +106,9 @@ def worker_group(size: int, *, on_gpus: bool = False, threads: int = 1) -> Itera
     try:
         for rank in range(size):
             here, there = context.Pipe()
-            worker = context.Process(target=_work, args=(rank, there, threads), daemon=True)
+            inherited = [*connections, here] if forked else []
+            # No daemon: a rank's DataLoader may have processes of its own.
+            worker = context.Process(target=_work, args=(rank, there, threads, inherited))
             worker.start()
             there.close()
             workers.append(worker)
@@ -110,3 +122,7 @@ def worker_group(size: int, *, on_gpus: bool = False, threads: int = 1) -> Itera
         for worker in workers:
             if worker.is_alive():
                 worker.terminate()
+        for worker in workers:
+            worker.join(timeout=10)
+            if worker.is_alive():
+                worker.kill()
