@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from det_lightning.ledger.record import float_bits, with_float_bits
+from det_lightning.ledger.record import float_bits
 
 DDP_OPTIONS = (
     "find_unused_parameters",
@@ -43,5 +43,7 @@ def trainer_settings(trainer: Any) -> dict[str, Any]:
 
 
 def _number(value: Any) -> Any:
-    """A number as a ledger holds it; None for anything else, as a validation at times of the clock."""
-    return with_float_bits(value) if isinstance(value, (bool, int, float)) else None
+    """A number as a ledger holds it, a float as its bits; None for anything else, as a validation at times of the clock."""
+    if isinstance(value, float):
+        return float_bits(value)
+    return value if isinstance(value, (bool, int)) else None

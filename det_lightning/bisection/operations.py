@@ -6,8 +6,9 @@ say) is passed over where a later one with a cause of its own does reach the sta
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from math import prod
 
 from det_lightning.bisection.operation_log import BATCH, GRADIENTS, NOT_READ, PENDING, STATE, Operation, Value
 
@@ -50,9 +51,7 @@ class OperationDifference:
 def first_operation(reference: Sequence[Operation], candidate: Sequence[Operation]) -> OperationDifference | None:
     """The first difference with a cause of its own, None if all operations agree."""
     found: list[OperationDifference] = []
-    values = [
-        {value.digest for each in log for value in (*each.inputs, *each.outputs)} for log in (reference, candidate)
-    ]
+    values = [digests_in(log) for log in (reference, candidate)]
     explained: set[str] = set()  # digests on the candidate's side that an earlier difference made
     touched: set[int] = set()  # storages such values were written to
     for one, other in aligned(reference, candidate):
@@ -61,20 +60,39 @@ def first_operation(reference: Sequence[Operation], candidate: Sequence[Operatio
         difference = _difference(one, other, explained, touched, reference, candidate)
         if difference is not None and difference.kind == CODE and _makes_nothing_new(one, other, *values):
             continue
-        if difference is not None and difference.kind == DATA and found and _is_fetch_of(found[0], other, candidate):
+        if (
+            difference is not None
+            and difference.kind == DATA
+            and found
+            and _is_fetch_of(found[0], other, candidate, values[0])
+        ):
             return difference
         if difference is not None and (difference.kind != CODE or not _goes_on(found, difference)):
             found.append(difference)
         if difference is None or difference.kind != CODE:
-            _taint(one, other, explained, touched)
-        else:
-            for each in other.outputs if other is not None else ():
-                explained.add(each.digest)
-                touched.add(each.storage)
-    if len(found) < 2 or reaches(found[0], candidate):
+            _taint(one, other, explained, touched, values[0])
+        elif other is not None:
+            explained |= _telling(other.outputs, values[0])
+            touched |= {each.storage for each in other.outputs} - {0}  # 0: no memory
+    if len(found) < 2 or reaches(found[0], candidate, values[0]):
         return found[0] if found else None
-    reaching = [each for each in found if reaches(each, candidate)]
+    reaching = [each for each in found if reaches(each, candidate, values[0])]
     return next((each for each in reaching if _has_its_own_cause(each)), (reaching or found)[0])
+
+
+def digests_in(log: Sequence[Operation]) -> set[str]:
+    """Of all values that the operations of a log read and made."""
+    return {value.digest for each in log for value in (*each.inputs, *each.outputs)}
+
+
+def _telling(values: Iterable[Value], ours: set[str]) -> set[str]:
+    """The digests by which a value is known again: not of single numbers that the reference has too (`ours`), since a one or
+    a zero may come from anywhere."""
+    return {
+        each.digest
+        for each in values
+        if each.digest not in NOT_READ and (prod(each.shape) > 1 or each.digest not in ours)
+    }
 
 
 def _makes_nothing_new(one: Operation | None, other: Operation | None, ours: set[str], theirs: set[str]) -> bool:
@@ -95,10 +113,10 @@ def _has_its_own_cause(difference: OperationDifference) -> bool:
     return known or difference.reference.name == CONSTANT
 
 
-def _is_fetch_of(first: OperationDifference, batch: Operation, candidate: Sequence[Operation]) -> bool:
+def _is_fetch_of(first: OperationDifference, batch: Operation, candidate: Sequence[Operation], ours: set[str]) -> bool:
     """Whether a tensor from nowhere is what a data set holds, read for this batch: a step's later micro-batches are fetched
     while it is recorded."""
-    return first.kind == INPUT and not _has_its_own_cause(first) and reaches(first, candidate, batch)
+    return first.kind == INPUT and not _has_its_own_cause(first) and reaches(first, candidate, ours, batch)
 
 
 def _goes_on(found: list[OperationDifference], difference: OperationDifference) -> bool:
@@ -202,37 +220,41 @@ def _known(value: Value, explained: set[str], touched: set[int]) -> bool:
     return value.digest in explained or value.storage in touched
 
 
-def _taint(one: Operation | None, other: Operation | None, explained: set[str], touched: set[int]) -> None:
+def _taint(
+    one: Operation | None, other: Operation | None, explained: set[str], touched: set[int], ours: set[str]
+) -> None:
     if other is None or other.name == STATE:
         return
     pending = any(each.digest == PENDING for each in other.outputs)
     known = any(_known(each, explained, touched) for each in other.inputs)
     for place, made in enumerate(other.outputs):
-        ours = one.outputs[place : place + 1] if one is not None else ()
-        if (one is not None and (not ours or _differ(ours[0], made))) or (pending and known):
-            explained.add(made.digest)
-            touched.add(made.storage)
+        before = one.outputs[place : place + 1] if one is not None else ()
+        if (one is not None and (not before or _differ(before[0], made))) or (pending and known):
+            explained |= _telling([made], ours)
+            touched |= {made.storage} - {0}
         elif made.storage not in {each.storage for each in other.inputs}:
             touched.discard(made.storage)  # memory that was freed and used again
 
 
-def reaches(difference: OperationDifference, candidate: Sequence[Operation], end: Operation | None = None) -> bool:
-    """Whether what differs may have had an effect on the state after the step, or on the note `end`."""
+def reaches(
+    difference: OperationDifference, candidate: Sequence[Operation], ours: set[str], end: Operation | None = None
+) -> bool:
+    """Whether what differs may have had an effect on the state after the step, or on the note `end`. ours: `digests_in` the
+    reference's log."""
     start = difference.candidate
     if start is None or difference.kind in (STATE_BEFORE, STATE_AFTER):
         return True
-    tainted = {each.digest for each in start.outputs} - {*NOT_READ}
-    storages = {each.storage for each in start.outputs}
+    changed = start.outputs
     if difference.reference is not None and difference.reference.identity == start.identity:
-        ours = difference.reference.outputs
-        changed = [b for place, b in enumerate(start.outputs) if place >= len(ours) or _differ(ours[place], b)]
-        tainted, storages = {each.digest for each in changed} - {*NOT_READ}, {each.storage for each in changed}
+        before = difference.reference.outputs
+        changed = [b for place, b in enumerate(start.outputs) if place >= len(before) or _differ(before[place], b)]
+    tainted, storages = _telling(changed, ours), {each.storage for each in changed} - {0}  # 0: no memory
     for operation in candidate[start.index + 1 :]:
         if operation is end or (end is None and operation.name == STATE):
             return any(each.digest in tainted or each.storage in storages for each in operation.outputs)
         if any(each.digest in tainted or each.storage in storages for each in operation.inputs):
-            tainted |= {each.digest for each in operation.outputs} - {*NOT_READ}
-            storages |= {each.storage for each in operation.outputs}
+            tainted |= _telling(operation.outputs, ours)
+            storages |= {each.storage for each in operation.outputs} - {0}
         else:
             fresh = {each.storage for each in operation.outputs} - {each.storage for each in operation.inputs}
             storages -= fresh
@@ -252,9 +274,7 @@ def concerned_tensor(difference: OperationDifference, log: Sequence[Operation], 
             if name := getattr(each, difference.side)[difference.place].name:
                 return name
     digests, storages, gradient = set(), set(), ""
-    innocent = {each.digest for operation in other_log for each in (*operation.inputs, *operation.outputs)} - {
-        *NOT_READ
-    }
+    innocent = digests_in(other_log) - {*NOT_READ}
     shown = difference.shown and difference.shown[difference.candidate is not None]  # this log's
     for operation in (one, *([shown] if shown else []), *log[one.index + 1 : one.index + _LOOK_AHEAD]):
         noted = operation.name in (STATE, BATCH, GRADIENTS)

@@ -17,7 +17,7 @@ from det_lightning.errors import DetError, LedgerError
 from det_lightning.ledger.record import bits_float
 
 FLOAT_FIELDS = ("loss", "learning_rates", "clip")
-FLOAT_PARTS, FLOAT_ENTRY = ("optimizers", "schedulers", "clip"), ".float64"
+FLOAT_PARTS, FLOAT_ENTRY = ("optimizers", "schedulers", "clip", "trainer"), ".float64"
 _BITS = re.compile(r"[0-9a-f]{16}")
 _WIDEST_VALUE = 60
 
@@ -70,7 +70,7 @@ def value_text(value: str | None) -> str:
 def header_text(name: str, value: str | None) -> str:
     """The value of a header's entry, given as JSON text; what stands for floats as decimal number and bits."""
     loaded = plain_value(value)
-    of_floats = name.endswith((FLOAT_ENTRY, "gradient_clip_val")) or name.split(".")[0] in FLOAT_PARTS
+    of_floats = name.endswith(FLOAT_ENTRY) or name.split(".")[0] in FLOAT_PARTS
     numbers = loaded if isinstance(loaded, list) else [loaded]
     if of_floats and numbers and all(isinstance(each, str) and _BITS.fullmatch(each) for each in numbers):
         return visible(", ".join(f"{decimal(each)} ({each})" for each in numbers), widest=_WIDEST_VALUE)

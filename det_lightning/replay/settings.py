@@ -9,7 +9,7 @@ import torch
 
 from det_lightning.callbacks.trainer_settings import DDP_OPTIONS
 from det_lightning.errors import LedgerError
-from det_lightning.ledger.record import bits_float, with_floats
+from det_lightning.ledger.record import bits_float
 
 _MOST_THREADS = 1024
 _PRECISIONS = ("highest", "high", "medium")
@@ -23,7 +23,8 @@ def trainer_arguments(
     recorded, split: (world size, accumulation) of the run, None if it is not known, and of the replay. Numbers of batches
     are converted; where that cannot be, the replay does not validate.
     """
-    given = {name: _with_floats(value) for name, value in entry.get("trainer", {}).items()}
+    given = {name: _number(value) for name, value in entry.get("trainer", {}).items()}
+    given["gradient_clip_algorithm"] = entry.get("trainer", {}).get("gradient_clip_algorithm")
     clip = entry.get("trainer", {}).get("gradient_clip_val")
     if clip is None and "trainer" not in entry:  # an entry that was not recorded; the recipe has it too
         clip, algorithm = (recipe.get("clip") or {}).get("value"), (recipe.get("clip") or {}).get("algorithm")
@@ -52,12 +53,10 @@ def trainer_arguments(
 
 def ddp_options(entry: Mapping[str, Any]) -> dict[str, Any]:
     """The recorded options of DistributedDataParallel that move bits or decide whether a model can be trained."""
-    options = _with_floats(entry.get("trainer", {}).get("ddp"))
-    if not isinstance(options, dict):
-        return {}
-    return {
-        name: value for name, value in options.items() if name in DDP_OPTIONS and isinstance(value, bool | int | float)
-    }
+    options = entry.get("trainer", {}).get("ddp")
+    options = options if isinstance(options, dict) else {}
+    numbers = {name: _number(value) for name, value in options.items() if name in DDP_OPTIONS}
+    return {name: value for name, value in numbers.items() if value is not None}
 
 
 def recorded_threads(recipe: Mapping[str, Any], environment: Mapping[str, Any]) -> int | None:
@@ -130,8 +129,11 @@ def _is_number(value: Any, *, at_least: float = 0) -> bool:
     return type(value) in (int, float) and at_least <= value < 1 << 31
 
 
-def _with_floats(value: Any) -> Any:
-    try:
-        return with_floats(value)
-    except LedgerError:
-        return None
+def _number(value: Any) -> Any:
+    """A number of a header, None for anything else."""
+    if isinstance(value, str):
+        try:
+            return bits_float(value)
+        except LedgerError:
+            return None
+    return value if isinstance(value, bool | int) else None

@@ -20,6 +20,7 @@ from det_lightning.bisection.operations import (
     STATE_BEFORE,
     OperationDifference,
     concerned_tensor,
+    digests_in,
     first_operation,
     reaches,
 )
@@ -118,7 +119,7 @@ def search_step(
                 *(difference.shown or ())[place : place + 1],
             ]
             repeated = _repeats(again, rank, [each for each in accused if each is not None])
-            if outcome.trace == first.trace and not repeated and not reaches(difference, their_log):
+            if outcome.trace == first.trace and not repeated and not reaches(difference, their_log, digests_in(log)):
                 return StepFinding(
                     OUTSIDE,
                     "no recorded operation differs that has an effect on the state and repeats itself, yet the records do",

@@ -229,6 +229,23 @@ def test_what_comes_of_a_result_with_the_same_value_on_both_sides_is_not_concern
     assert concerned_tensor(first_operation(reference, candidate), candidate, reference) != "weights c"
 
 
+def test_a_number_that_noise_and_the_step_both_hold_leads_nowhere():
+    """A metric's one is no origin of the one that a backward pass begins with."""
+
+    def log(metric, weight):
+        made = Log().run("aten.detach", "metric", gives="m", content=metric)
+        made.operations[-1] = replace(
+            made.operations[-1], outputs=tuple(replace(each, shape=()) for each in made.operations[-1].outputs)
+        )
+        made.run("aten.mul", "batch", gives="y", arguments=[weight]).run(
+            "aten.ones_like", "y", gives="one", content="1"
+        )
+        return made.run("aten.mm", "one", "y", gives="w2").end("w2")
+
+    assert kind_and_name(log("0", 2), log("1", 3)) == (ARGUMENT, "aten.mul")
+    assert kind_and_name(log("1", 2), log("0", 3)) == (ARGUMENT, "aten.mul")
+
+
 def test_noise_that_reaches_nothing_does_not_hide_what_no_operation_made():
     def log(clock, weight):
         return (

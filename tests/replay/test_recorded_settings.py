@@ -12,7 +12,7 @@ from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.strategies import DDPStrategy
 from torch.utils.data import DataLoader
 
-from det_lightning.ledger.record import with_float_bits
+from det_lightning.ledger.record import float_bits
 from det_lightning.ledger.store import LedgerReader
 from det_lightning.replay import replay
 from det_lightning.replay.run import QUIET_TRAINER, quiet_lightning
@@ -171,7 +171,7 @@ def test_options_of_ddp_are_given_again(tmp_path):
     with LedgerReader(tmp_path / "ledger") as reader:
         given = {
             "find_unused_parameters": True,
-            "bucket_cap_mb": with_float_bits(0.5),
+            "bucket_cap_mb": float_bits(0.5),
             "process_group": "x",
             "static_graph": "x",
         }
