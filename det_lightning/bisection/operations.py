@@ -6,10 +6,11 @@ say) is passed over where a later one with a cause of its own does reach the sta
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from math import prod
 
+from det_lightning.bisection.alignment import aligned
 from det_lightning.bisection.operation_log import BATCH, GRADIENTS, NOT_READ, PENDING, STATE, Operation, Value
 
 OPERATION, ARGUMENT, INPUT, CODE, DATA, STATE_BEFORE, STATE_AFTER = (
@@ -54,9 +55,10 @@ def first_operation(reference: Sequence[Operation], candidate: Sequence[Operatio
     values = [digests_in(log) for log in (reference, candidate)]
     explained: set[str] = set()  # digests on the candidate's side that an earlier difference made
     touched: set[int] = set()  # storages such values were written to
+    goes_on = False  # other code that was found already: it is one difference, told by its first operation
     for one, other in aligned(reference, candidate):
         if one is not None and other is not None and one.identity == other.identity:
-            found = [_with_effect(each, one, other) for each in found]
+            found, goes_on = [_with_effect(each, one, other) for each in found], False
         difference = _difference(one, other, explained, touched, reference, candidate)
         if difference is not None and difference.kind == CODE and _makes_nothing_new(one, other, *values):
             continue
@@ -67,8 +69,9 @@ def first_operation(reference: Sequence[Operation], candidate: Sequence[Operatio
             and _is_fetch_of(found[0], other, candidate, values[0])
         ):
             return difference
-        if difference is not None and (difference.kind != CODE or not _goes_on(found, difference)):
+        if difference is not None and not (difference.kind == CODE and goes_on):
             found.append(difference)
+            goes_on = difference.kind == CODE
         if difference is None or difference.kind != CODE:
             _taint(one, other, explained, touched, values[0])
         elif other is not None:
@@ -119,11 +122,6 @@ def _is_fetch_of(first: OperationDifference, batch: Operation, candidate: Sequen
     return first.kind == INPUT and not _has_its_own_cause(first) and reaches(first, candidate, ours, batch)
 
 
-def _goes_on(found: list[OperationDifference], difference: OperationDifference) -> bool:
-    """Whether other code that was found already goes on here: it is one difference, told by its first operation."""
-    return bool(found) and found[-1].kind == CODE and found[-1].shown is None and difference.shown is None
-
-
 def _with_effect(difference: OperationDifference, one: Operation, other: Operation) -> OperationDifference:
     if difference.kind != CODE or difference.shown is not None:
         return difference
@@ -132,52 +130,6 @@ def _with_effect(difference: OperationDifference, one: Operation, other: Operati
             if _differ(ours, theirs) and (ours.dtype, ours.shape) == (theirs.dtype, theirs.shape):
                 return replace(difference, shown=(one, other), side=side, place=place)
     return difference
-
-
-def aligned(
-    reference: Sequence[Operation], candidate: Sequence[Operation]
-) -> Iterator[tuple[Operation | None, Operation | None]]:
-    """Both logs side by side; an operation that only one side ran stands alone."""
-    i = j = 0
-    while i < len(reference) and j < len(candidate):
-        if reference[i].identity == candidate[j].identity:
-            yield reference[i], candidate[j]
-            i, j = i + 1, j + 1
-            continue
-        ahead = _meeting(reference, candidate, i, j)
-        if ahead is None:
-            yield reference[i], candidate[j]
-            return
-        for _ in range(min(ahead)):
-            yield reference[i], candidate[j]
-            i, j = i + 1, j + 1
-        for _ in range(ahead[0] - min(ahead)):
-            yield reference[i], None
-            i += 1
-        for _ in range(ahead[1] - min(ahead)):
-            yield None, candidate[j]
-            j += 1
-    for rest in reference[i:]:
-        yield rest, None
-    for rest in candidate[j:]:
-        yield None, rest
-
-
-def _meeting(reference, candidate, i: int, j: int) -> tuple[int, int] | None:
-    """How far to go on each side until two operations in a row are the same place of the program again."""
-    for total in range(1, 2 * _LOOK_AHEAD):
-        for skipped in range(max(0, total - _LOOK_AHEAD), min(total, _LOOK_AHEAD) + 1):
-            one, other = (
-                reference[i + skipped : i + skipped + 2],
-                candidate[j + total - skipped : j + total - skipped + 2],
-            )
-            if (
-                one
-                and len(one) == len(other)
-                and all(a.identity == b.identity for a, b in zip(one, other, strict=True))
-            ):
-                return skipped, total - skipped
-    return None
 
 
 def _difference(one, other, explained, touched, reference, candidate) -> OperationDifference | None:
@@ -255,7 +207,7 @@ def reaches(
         if any(each.digest in tainted or each.storage in storages for each in operation.inputs):
             tainted |= _telling(operation.outputs, ours)
             storages |= {each.storage for each in operation.outputs} - {0}
-        else:
+        elif operation.name not in (BATCH, GRADIENTS):  # which note what lies in a memory, and make nothing there
             fresh = {each.storage for each in operation.outputs} - {each.storage for each in operation.inputs}
             storages -= fresh
     return False

@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import pytest
 
+from det_lightning.bisection.alignment import aligned
 from det_lightning.bisection.operation_log import PENDING, Operation, Value, read_log, write_line
 from det_lightning.bisection.operations import (
     ARGUMENT,
@@ -12,7 +13,6 @@ from det_lightning.bisection.operations import (
     INPUT,
     OPERATION,
     STATE_AFTER,
-    aligned,
     concerned_tensor,
     first_operation,
 )
@@ -246,6 +246,26 @@ def test_a_number_that_noise_and_the_step_both_hold_leads_nowhere():
     assert kind_and_name(log("1", 2), log("0", 3)) == (ARGUMENT, "aten.mul")
 
 
+def test_other_code_without_an_effect_does_not_hide_other_code_further_on():
+    """A metric that is made anew on one side only, and a hook that changes a gradient."""
+
+    def log(extra):
+        made = Log().run("aten.mul", "w", gives="y")
+        if extra:
+            made.run("aten.clone", "metric", gives="m", content="noise")
+        made.run("aten.add", "y", gives="z").run("aten.neg", "z", gives="g")
+        if extra:
+            made.run("aten.select.int", "g", gives="g", content="one element")
+        if extra:
+            made.run("aten.mul_", "g", gives="g", content="changed")
+        made.run("gradients", gives="g", content=made.content["g"])
+        return made.run("aten.sub", "w", "g", gives="w2").end("w2")
+
+    found = first_operation(log(False), log(True))
+    assert (found.kind, found.candidate.name) == (CODE, "aten.select.int")
+    assert found.shown[0].name == "gradients"
+
+
 def test_noise_that_reaches_nothing_does_not_hide_what_no_operation_made():
     def log(clock, weight):
         return (
@@ -271,18 +291,19 @@ def test_a_result_that_was_under_way_is_followed_through_its_memory():
     assert kind_and_name(log("a"), log("b")) == (OPERATION, "aten.mul")
 
 
-def test_alignment_finds_the_way_back_after_stretches_that_one_side_has_alone():
-    long = [("aten.neg", "y")] * 12
+@pytest.mark.parametrize("count", [12, 70, 700])
+def test_alignment_finds_the_way_back_after_stretches_that_one_side_has_alone(count):
+    long = [("aten.neg", "y")] * count
     one, other = Log(), Log()
     for log, extra in ((one, []), (other, long)):
         log.run("a", "x", gives="y")
         for op, name in extra:
             log.run(op, name, gives=name)
-        for op in ("b", "c", "d"):
+        for op in "bcdefghi":
             log.run(op, "y", gives="y")
     pairs = list(aligned(one.operations, other.operations))
     assert [(a and a.name, b and b.name) for a, b in pairs] == [
-        ("a", "a"), *[(None, "aten.neg")] * 12, ("b", "b"), ("c", "c"), ("d", "d"),
+        ("a", "a"), *[(None, "aten.neg")] * count, *[(each, each) for each in "bcdefghi"],
     ]  # fmt: skip
     assert list(aligned([], one.operations)) == [(None, each) for each in one.operations]
 
