@@ -15,6 +15,7 @@ from det_lightning.cli.ledgers import headers_json, ledger_json, open_ledger, sa
 from det_lightning.cli.printing import cause, progress_bar, say, say_json, visible
 from det_lightning.cli.side_options import SideOptions
 from det_lightning.cli.step_report import finding_json, say_finding
+from det_lightning.errors import DetError
 from det_lightning.ledger.reader import LedgerReader
 
 _CODES = {MATCH: exit_codes.MATCH, DIVERGE: exit_codes.DIVERGE}
@@ -80,12 +81,16 @@ def _write_reports(reference, candidate, found: Comparison, inside, html: str | 
     from det_lightning.cli.report_html import html_report
 
     report = gather(reference, candidate, found, inside)
-    if html is not None:
-        Path(html).write_text(html_report(report), encoding="utf-8", errors="backslashreplace")
-    if png is not None:
-        from det_lightning.cli.report_png import write_png
+    try:
+        if html is not None:
+            Path(html).write_text(html_report(report), encoding="utf-8", errors="backslashreplace")
+        if png is not None:
+            from det_lightning.cli.report_png import write_png
 
-        write_png(report, Path(png))
+            write_png(report, Path(png))
+    except OSError as error:
+        paths = " or ".join(path for path in (html, png) if path is not None)
+        raise DetError(f"the report {paths} cannot be written: {error.strerror}") from None
     written = " and ".join(visible(path) for path in (html, png) if path is not None)
     print(f"report: {written}", file=sys.stderr)
 

@@ -121,6 +121,13 @@ def test_ticks_are_few_and_within_the_axis(low, high):
     assert all(low - 1e-9 * (high - low) <= mark <= high + 1e-9 * (high - low) for mark in marks)
 
 
+@pytest.mark.parametrize("kind", ["--html", "--png"])
+def test_a_report_that_cannot_be_written_is_named(beside_ledgers, kind):
+    code, out, err = answer(["bisect", "a", "middle", kind, "/dev/full"])
+    assert code == exit_codes.CANNOT_JUDGE and "the runs diverge at step 5" in out
+    assert "error: the report /dev/full cannot be written: No space left on device" in err
+
+
 def test_a_place_that_cannot_hold_a_report_is_misuse(beside_ledgers, tmp_path):
     for path in (tmp_path, tmp_path / "nowhere" / "report.html"):
         assert answer(["bisect", "a", "middle", "--html", str(path)])[0] == exit_codes.MISUSE
