@@ -125,6 +125,8 @@ class FaultInjector(Callback):
                 self._flip(result, f"product with {self.parameter}")
             elif self.kind == "gradient digits" and name == "gemm.add_gemm_digits" and self._collects_target():
                 self._flip(arguments[0], f"gradient digits of {self.parameter}")
+            elif self.kind == "gradient digits" and name == "gemm_windowed.add" and self._collects_target():
+                self._flip(arguments[2], f"gradient digits of {self.parameter}")
         return result
 
     def _collects_target(self) -> bool:

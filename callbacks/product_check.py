@@ -7,9 +7,17 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
-from det_lightning.callbacks.product_residues import project_digits, project_product, random_vector
+from det_lightning.callbacks.product_residues import (
+    PRIME,
+    project_digits,
+    project_product,
+    project_words,
+    random_vector,
+)
 
+from det_lightning.arithmetic.formats import NB
 from det_lightning.kernels.dispatch import kernels_of
+from det_lightning.ops.windowed_digits import WindowedDigits
 
 PRODUCT, GRADIENT_DIGITS = "product", "gradient digits"
 _SLOW = "long_accumulator"
@@ -42,6 +50,8 @@ class ProductCheck:
             return self._rounded(kernel, arguments, options)
         if name == "gemm.add_gemm_digits":
             return self._digits(kernel, arguments, options)
+        if name == "gemm_windowed.add":
+            return self._windowed(kernel, arguments, options)
         return kernel(*arguments, **options)
 
     def _rounded(self, kernel: Callable, arguments: tuple, options: dict) -> torch.Tensor:
@@ -66,7 +76,7 @@ class ProductCheck:
         before = project_digits(digits, vector)
         result = kernel(*arguments, **options)
         added = project_product(x, w, vector)
-        wrong = project_digits(digits, vector) != (before + added) % ((1 << 31) - 1)
+        wrong = project_digits(digits, vector) != (before + added) % PRIME
         if bool(wrong.any()):
             rows = wrong.nonzero().flatten()
             again = torch.zeros_like(digits[rows])
@@ -90,10 +100,48 @@ class ProductCheck:
             self._report(WrongProduct(GRADIENT_DIGITS, w, not _same(_canonical(again), _canonical(expected))))
         return result
 
+    def _windowed(self, kernel: Callable, arguments: tuple, options: dict) -> torch.Tensor | None:
+        """A product into words. The elements that it left out come by way of full digits, or one by one."""
+        x, w, words, base, fresh = arguments[:5]
+        before = torch.zeros_like(words) if fresh else words.clone()
+        left = kernel(*arguments, **options)
+        self.checked += 1
+        taken = torch.ones(words.shape[1:], dtype=torch.bool, device=words.device)
+        if left is not None:
+            taken.view(-1)[left] = False
+        if left is None and bool(torch.isfinite(x).all()) and bool(torch.isfinite(w).all()):
+            vector = random_vector(w.shape[0], self._vectors, words.device)
+            added = project_product(x, w, vector)
+            wanted = (project_words(before, base, vector) + added) % PRIME
+            wrong = (project_words(words, base, vector) != wanted).nonzero().flatten()
+        else:
+            rows = torch.tensor(self._chosen(x.shape[0]), dtype=torch.int64, device=words.device)
+            wrong = rows[_wrong_rows(words[:, rows] - before[:, rows], base[rows], x[rows], w, taken[rows])]
+        if len(wrong):
+            again = torch.zeros_like(words[:, wrong])
+            left = kernel(x[wrong], w, again, base[wrong], False, *arguments[5:], **options)
+            taken = torch.ones(again.shape[1:], dtype=torch.bool, device=words.device)
+            if left is not None:
+                taken.view(-1)[left] = False
+            persistent = bool(_wrong_rows(again, base[wrong], x[wrong], w, taken).any())
+            self._report(WrongProduct(GRADIENT_DIGITS, w, persistent))
+        return left
+
     def _chosen(self, count: int) -> list[int]:
         if self._rows is None or self._rows >= count:
             return list(range(count))
         return sorted(self._choose.sample(range(count), self._rows))
+
+
+def _wrong_rows(
+    words: torch.Tensor, base: torch.Tensor, x: torch.Tensor, w: torch.Tensor, taken: torch.Tensor
+) -> torch.Tensor:
+    """bool [M]: whether words [count, M, N] are not the product by its definition, in the elements `taken`."""
+    expected = torch.zeros((*taken.shape, NB), dtype=torch.int64, device=words.device)
+    kernels_of("gemm").add_gemm_digits(expected, x, w, _SLOW)
+    found = WindowedDigits(base, words.contiguous()).to_digits()
+    unlike = (_canonical(expected) != found).any(dim=-1)
+    return (unlike & taken).any(dim=-1)
 
 
 def _same(one: torch.Tensor, other: torch.Tensor) -> bool:

@@ -7,7 +7,8 @@ power of two, which p never divides; another wrong row is overlooked once in 2^3
 
 import torch
 
-from det_lightning.arithmetic.formats import DIGITS
+from det_lightning.arithmetic.formats import DIGITS, LOWEST_EXPONENT
+from det_lightning.arithmetic.windowed_digits import WORD_BITS
 
 PRIME = (1 << 31) - 1
 """2^31 = 1 modulo it, so powers of two are shifts by the exponent modulo 31."""
@@ -38,6 +39,18 @@ def project_digits(digits: torch.Tensor, vector: torch.Tensor) -> torch.Tensor:
     for part in digits.split(rows):
         # 32 j = j modulo 31, and j < 18: residues below 2^31 move to below 2^49.
         residues = ((part[..., :DIGITS] % PRIME) << places).sum(dim=-1) % PRIME
+        found.append((residues * vector % PRIME).sum(dim=1) % PRIME)
+    return torch.cat(found)
+
+
+def project_words(words: torch.Tensor, base: torch.Tensor, vector: torch.Tensor) -> torch.Tensor:
+    """D r modulo p of windowed digits. words: int32 [count, M, N]; base, vector: int64 [M], [N]. Returns int64 [M]."""
+    places = WORD_BITS * torch.arange(words.shape[0], device=words.device)
+    rows = max(1, _AT_ONCE // max(1, words.shape[2]))
+    found = []
+    for part, low in zip(words.split(rows, dim=1), base.split(rows), strict=True):
+        shifts = (places[:, None] + low - LOWEST_EXPONENT) % 31
+        residues = ((part.to(torch.int64) % PRIME << shifts[..., None]) % PRIME).sum(dim=0) % PRIME
         found.append((residues * vector % PRIME).sum(dim=1) % PRIME)
     return torch.cat(found)
 

@@ -13,13 +13,15 @@
 #include "residue_windowed_rests.cuh"
 
 constexpr int WARPS = 4;  // of a block of residue_windowed
+constexpr int MARGIN = 8;  // bits that a new window reaches further down: the next product may have smaller terms
 
 extern "C" __global__ void __launch_bounds__(THREADS, FLOAT64_RESIDUES ? 2 : 4) residue_windowed_convert(const __grid_constant__ Product p) {
     if (blockIdx.x == 0 && threadIdx.x < 2) p.flagged()[threadIdx.x] = 0;
     convert_block<true>(p, blockIdx.x);
 }
 
-// bases[i] = the exponent of which every product of row i is a multiple, as far as the cut rows and their rests tell.
+// bases[i] = MARGIN below the exponent of which every product of row i is a multiple, as far as the cut rows and their rests
+// tell.
 extern "C" __global__ void __launch_bounds__(THREADS) residue_windowed_bases(const __grid_constant__ Product p) {
     __shared__ int shared[THREADS / 32];
     int lowest = 1 << 20;
@@ -37,7 +39,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) residue_windowed_bases(con
     if (i >= p.rows) return;
     Row fact = p.x_facts()[i];
     bool usual = lowest < 1 << 20 && fact.largest != 0.0f && fact.doubt < __int_as_float(0x7f800000);
-    int64 base = usual ? p.x_rests()[i].lowest + lowest : 0;
+    int64 base = usual ? p.x_rests()[i].lowest + lowest - MARGIN : 0;
     static_cast<int64*>(const_cast<void*>(p.bias))[i] = min(max(base, static_cast<int64>(LOWEST_EXPONENT)), 300ll);
 }
 

@@ -144,16 +144,46 @@ extern "C" __global__ void windowed_add_to_states(
     for (int place = 0; place < NB; place++) states[e * NB + place] = state[place];
 }
 
-// out = the values of words of any size on bases that are lower_by[row] >= 0 smaller, in normal form; misfits[0] becomes
-// 1 if out_count words do not hold one.
+// needs as windowed_needs, of words of any size; none of them is special.
+extern "C" __global__ void windowed_needs_of_words(
+    const int* words, int64 plane, int64 count, int64 columns, const int64* bases, int64* needs
+) {
+    int64 lowest = NOTHING, highest = -NOTHING;
+    int64 stride = static_cast<int64>(gridDim.y) * blockDim.x;
+    for (int64 column = static_cast<int64>(blockIdx.y) * blockDim.x + threadIdx.x; column < columns; column += stride) {
+        const int* own = words + blockIdx.x * columns + column;
+        int64 carry = 0, top = -NOTHING;
+        for (int64 word = 0; word <= count; word++) {
+            int64 value = (word < count ? own[word * plane] : 0) + carry;
+            carry = (value + HALF) >> WORD_BITS;
+            int64 kept = value - (carry << WORD_BITS);
+            if (kept == 0) continue;
+            int64 place = bases[blockIdx.x] + WORD_BITS * word;
+            lowest = min(lowest, place + __ffsll(kept) - 1);
+            // The words below the highest one make less than its last place.
+            top = place + 64 - __clzll(kept < 0 ? -kept : kept);
+        }
+        highest = max(highest, top);
+    }
+    lowest = -largest_in_warp(-lowest), highest = largest_in_warp(highest);
+    if (threadIdx.x % 32 == 0 && lowest <= highest) {
+        atomicMax(needs + blockIdx.x, highest);
+        atomicMax(needs + gridDim.x + blockIdx.x, -lowest);
+    }
+}
+
+// out = the values of words of any size on bases that are smaller by lower_by[row], in normal form; misfits[0] becomes 1 if
+// out_count words do not hold one, above or below.
 extern "C" __global__ void windowed_grow(
     const int* words, int64 plane, int64 count, int64 columns, const int64* lower_by, int* out, int64 out_plane,
     int64 out_count, int64* misfits, int64 elements
 ) {
     int64 e = element_index();
     if (e >= elements) return;
-    int64 shift = lower_by[row_of(e, columns)], skipped = shift / WORD_BITS;
+    int64 shift = lower_by[row_of(e, columns)];
     int r = static_cast<int>(shift % WORD_BITS);
+    if (r < 0) r += WORD_BITS;
+    int64 skipped = (shift - r) / WORD_BITS;  // below 0 where the base rises
     bool misfit = false;
     for (int64 word = 0; word < min(skipped, out_count); word++) out[word * out_plane + e] = 0;
     int64 carry = 0;  // |value| < 2^31 * 2^25 and |carry| < 2^32
@@ -161,7 +191,8 @@ extern "C" __global__ void windowed_grow(
         int64 value = carry + (word < count ? static_cast<int64>(words[word * plane + e]) << r : 0);
         carry = (value + HALF) >> WORD_BITS;
         int64 kept = value - (carry << WORD_BITS);
-        if (word + skipped < out_count) out[(word + skipped) * out_plane + e] = static_cast<int>(kept);
+        int64 to = word + skipped;
+        if (0 <= to && to < out_count) out[to * out_plane + e] = static_cast<int>(kept);
         else misfit |= kept != 0;
     }
     if (misfit || carry) misfits[0] = 1;

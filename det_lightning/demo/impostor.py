@@ -37,6 +37,7 @@ def float64_sums() -> Iterator[None]:
     replaced = {
         "det_lightning.ops.linear.det_gemm": _float64_gemm,
         "det_lightning.ops.linear.add_gemm_digits": _add_gemm,
+        "det_lightning.distributed.bucket_sum.add_gemm_digits": _add_gemm,
         "det_lightning.ops.linear.add_sum_digits": _add_sum,
         "det_lightning.demo.network.det_gemm": _float64_gemm,
     }

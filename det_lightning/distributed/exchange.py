@@ -22,13 +22,14 @@ import torch.distributed as dist
 
 from det_lightning.arithmetic.formats import NB
 from det_lightning.arithmetic.windowed_digits import HIGHEST_BASE, LOWEST_BASE, MAXIMUM_STATES, words_for
+from det_lightning.distributed.bucket_sum import BucketSum
 from det_lightning.distributed.buckets import BLOCK
 from det_lightning.distributed.local_sum import LocalSum, windows_on
 from det_lightning.distributed.transfer import watched
 from det_lightning.distributed.waiting import let_go_at_exit, other_ranks
 from det_lightning.errors import DetError, InputError
 from det_lightning.ops.quotient import det_quotient, odd_part
-from det_lightning.ops.window_agreement import agreed_window, fill_words, no_needs, window_needs
+from det_lightning.ops.window_agreement import agreed_window
 from det_lightning.ops.windowed_digits import WindowedDigits, round_parts
 
 Stages = Generator[Any, None, torch.Tensor]
@@ -90,38 +91,30 @@ class Exchange:
                 work.wait()
         return -int(found)
 
-    def stages(self, local: LocalSum, denominator: Callable[[], Fraction], dtype: torch.dtype) -> Stages:
+    def stages(self, local: BucketSum, denominator: Callable[[], Fraction], dtype: torch.dtype) -> Stages:
         """Returns [elements] of `dtype`: the sums over all ranks divided by the denominator, rounded once.
 
         Args:
             local: this rank's sums; empty afterwards.
             denominator: asked when the sums are complete.
         """
+        local.hold()
         if not self.levels:
             return _finished(local, denominator(), dtype)
         if not windows_on(local.device.type):
             return (yield from self._exchange_digits(local.take(), denominator, dtype, local.label))
-        blocks = local.elements // BLOCK
-        if local.empty:
-            digits, needs = None, no_needs(blocks, local.device)
-        else:
-            digits = local.take().view(blocks, BLOCK, NB)
-            needs = window_needs(digits)
+        needs = local.needs()
         yield self.add(needs, largest=True)
         base, facts = agreed_window(needs)
         # One look at the device a bucket: each waits for everything before it.
         special, widest, minus_lowest, highest = facts.tolist()
         if not special and widest < 0:
             return _finished(local, denominator(), dtype)
-        if digits is None:
-            digits = local.take().view(blocks, BLOCK, NB)
         if special:
             # Infinities and NaNs are rare; the full form counts them beside the digits.
-            return (yield from self._exchange_digits(digits.view(-1, NB), denominator, dtype, local.label))
-        words = self.room_for(blocks, words_for(0, widest), local.device)
-        self._misfits.append(fill_words(digits, base, words))
-        local.pool.give_back(digits.view(-1, NB))
-        del digits
+            return (yield from self._exchange_digits(local.take(), denominator, dtype, local.label))
+        words = self.room_for(local.elements // BLOCK, words_for(0, widest), local.device)
+        self._misfits += local.fill(base, words)
         edges = -minus_lowest, highest
         return (yield from self.word_stages(words, base, edges, denominator, dtype, label=local.label))
 
@@ -194,14 +187,20 @@ class Exchange:
         return share
 
 
-def _finished(local: LocalSum, denominator: Fraction, dtype: torch.dtype) -> torch.Tensor:
+def _finished(local: BucketSum, denominator: Fraction, dtype: torch.dtype) -> torch.Tensor:
     """The quotients of what this rank holds alone."""
-    if local.digits is not None or local.window is None:
-        digits = local.take()
-        result = det_quotient(digits, denominator, dtype=dtype)
-        local.pool.give_back(digits)
-        return result
-    return _rounded(local.take_window(), denominator, dtype).view(-1)
+    values = [_finished_part(part, denominator, dtype) for part in local.parts]
+    return values[0] if len(values) == 1 else torch.cat(values)
+
+
+def _finished_part(part: LocalSum, denominator: Fraction, dtype: torch.dtype) -> torch.Tensor:
+    if part.window is not None:
+        part.settle()
+        return _rounded(part.take_window(), denominator, dtype).view(-1)
+    digits = part.take()
+    result = det_quotient(digits, denominator, dtype=dtype)
+    part.pool.give_back(digits)
+    return result
 
 
 def _rounded(window: WindowedDigits, denominator: Fraction, dtype: torch.dtype) -> torch.Tensor:

@@ -1,7 +1,8 @@
-"""What one rank has added up of a bucket's gradients: a window of a few 32-bit words an element, or full digits.
+"""What one rank has added up of some gradients: a window of a few 32-bit words an element, or full digits.
 
-Full digits take 168 bytes an element, so they live only while a bucket's backward passes run; between micro-batches the
-sum is kept in a window. Both are exact, so the change moves no bit.
+Full digits take 168 bytes an element, so many of them live only while their bucket's backward pass runs; between
+micro-batches the sum is kept in a window. Large products are added to a window at once. All of this is exact, so no choice
+moves a bit.
 """
 
 from functools import cache
@@ -10,8 +11,11 @@ from importlib.util import find_spec
 import torch
 
 from det_lightning.arithmetic.formats import NB
-from det_lightning.distributed.buckets import BLOCK
+from det_lightning.ops.gemm_windowed import add_gemm_windowed, gemm_windowed
 from det_lightning.ops.windowed_digits import WindowedDigits
+
+KEPT_ELEMENTS = 1 << 17
+"""So few values stay full digits between micro-batches, 21 MiB: moving them into a window makes the host wait."""
 
 
 @cache
@@ -46,18 +50,25 @@ class DigitPool:
 
 
 class LocalSum:
-    """Exact sums of `elements` values, a multiple of BLOCK.
+    """Exact sums of rows * columns values.
 
     Attributes:
-        digits: int64 [elements, NB], the full form, or None.
-        window: [blocks, BLOCK] in windowed form, or None; without either the sums are zero.
-        label: names of the parameters whose gradients these are.
+        digits: int64 [rows * columns, NB], the full form, or None.
+        window: [rows, columns] in windowed form, or None; the sum is that of both, zero without either.
     """
 
-    def __init__(self, elements: int, device: torch.device, pool: DigitPool | None = None, label: str = ""):
-        self.elements, self.device, self.pool, self.label = elements, device, pool or DigitPool(), label
+    def __init__(self, rows: int, columns: int, device: torch.device, pool: DigitPool | None = None):
+        self.rows, self.columns, self.device, self.pool = rows, columns, device, pool or DigitPool()
         self.digits: torch.Tensor | None = None
         self.window: WindowedDigits | None = None
+
+    @property
+    def elements(self) -> int:
+        return self.rows * self.columns
+
+    @property
+    def empty(self) -> bool:
+        return self.digits is None and self.window is None
 
     def open(self) -> torch.Tensor:
         """int64 [elements, NB] to add into."""
@@ -65,20 +76,36 @@ class LocalSum:
             self.digits = self.pool.zeros(self.elements, self.device)
         return self.digits
 
+    def add_product(self, x: torch.Tensor, w: torch.Tensor) -> None:
+        """Adds x @ w.T, of shape [rows, columns], to the window."""
+        self.window = gemm_windowed(x, w) if self.window is None else add_gemm_windowed(self.window, x, w)
+
     def close(self) -> None:
-        """Ends a backward pass that others will follow: the full digits move into the window."""
+        """Ends a backward pass that others will follow: many full digits move into the window, a few stay."""
+        if self.elements > KEPT_ELEMENTS:
+            self.settle()
+
+    def settle(self) -> None:
+        """The full digits move into the window, where there are windows."""
         if self.digits is None or not windows_on(self.device.type):
             return
-        added = WindowedDigits.from_digits(self.digits.view(-1, BLOCK, NB))
+        added = WindowedDigits.from_digits(self.digits.view(self.rows, self.columns, NB))
         self.pool.give_back(self.digits)
         self.digits = None
         self.window = added if self.window is None else self.window.add_(added)
+
+    def hold(self) -> None:
+        """See `BucketSum.hold`."""
+        window = self.window
+        words = () if window is None else (window.words, window.base, window.specials)
+        for tensor in (self.digits, *words):
+            if tensor is not None and tensor.is_cuda:
+                tensor.record_stream(torch.cuda.current_stream(tensor.device))
 
     def take(self) -> torch.Tensor:
         """int64 [elements, NB], any state: the sums as full digits; the object is empty afterwards."""
         window = self.take_window()
         digits, self.digits = self.digits, None
-        _hold_for_stream(digits)
         if window is not None:
             total = window.to_digits().view(-1, NB)
             if digits is not None:
@@ -90,17 +117,4 @@ class LocalSum:
     def take_window(self) -> WindowedDigits | None:
         """What lies in windowed form; the object keeps the rest."""
         window, self.window = self.window, None
-        if window is not None:
-            _hold_for_stream(window.words, window.base, window.specials)
         return window
-
-    @property
-    def empty(self) -> bool:
-        return self.digits is None and self.window is None
-
-
-def _hold_for_stream(*tensors: torch.Tensor | None) -> None:
-    """Taken on the exchange's stream, made on the backward pass's: their memory is not free before both are done."""
-    for tensor in tensors:
-        if tensor is not None and tensor.is_cuda:
-            tensor.record_stream(torch.cuda.current_stream(tensor.device))

@@ -13,10 +13,10 @@ from fractions import Fraction
 import torch
 import torch.distributed as dist
 
-from det_lightning.arithmetic.formats import NB
-from det_lightning.distributed.buckets import bucket_elements_for, fill_buckets
+from det_lightning.distributed.bucket_sum import BucketSum
+from det_lightning.distributed.buckets import LEAST_APART, bucket_elements_for, fill_buckets
 from det_lightning.distributed.exchange import Exchange
-from det_lightning.distributed.local_sum import DigitPool, LocalSum
+from det_lightning.distributed.local_sum import DigitPool
 from det_lightning.distributed.met_functions import MetFunctions
 from det_lightning.distributed.pipeline import Pipeline
 from det_lightning.distributed.tally import Tally
@@ -48,6 +48,7 @@ class GradientReducer:
         announced: every gradient of a backward pass was announced by `expect`, and by nothing else; otherwise no bucket
             begins its exchange before the backward pass is over.
         frozen_too: parameters that do not require a gradient now may later.
+        least_apart: see `fill_buckets`; what suits the device if None.
 
     Attributes:
         weightless: the current micro-batch stands in for an empty slice: its digits and means count for nothing.
@@ -64,6 +65,7 @@ class GradientReducer:
         bucket_elements: int | None = None,
         announced: bool = True,
         frozen_too: bool = False,
+        least_apart: int | None = None,
     ):
         self._announced = announced
         self.parameters = [(name, p) for name, p in parameters if p.requires_grad or frozen_too]
@@ -72,7 +74,10 @@ class GradientReducer:
         tensors = [parameter for _, parameter in self.parameters]
         device = tensors[0].device if tensors else torch.device("cpu")
         self._bucket_elements = bucket_elements or self._exchange.least(bucket_elements_for(device), device)
-        self.buckets = fill_buckets(tensors, most=self._bucket_elements, parts=self._exchange.ranks)
+        least_apart = LEAST_APART.get(device.type) if least_apart is None else least_apart
+        self.buckets = fill_buckets(
+            tensors, most=self._bucket_elements, parts=self._exchange.ranks, least_apart=least_apart
+        )
         self._device = device
         self._pipeline = Pipeline(device)
         self._tally = Tally(means)
@@ -110,28 +115,24 @@ class GradientReducer:
 
     def digits(self, parameter: torch.Tensor) -> torch.Tensor | None:
         """int64 [*parameter.shape, NB] that a backward pass adds into; None while the micro-batch has weight zero."""
-        place, number, offset = self._place_of(parameter)
+        local, offset = self._collect(parameter)
+        return None if local is None else local.digits(offset, parameter.shape)
+
+    def added(self, parameter: torch.Tensor) -> None:
+        """What `digits` handed out last has been added to."""
         self._settle()
-        if number < self._launched:
-            raise DetError(
-                f"the parameter {self.parameters[place][0]} received a gradient after all that its forward pass announced; "
-                f"please report this"
-            )
-        self._open = place, number
-        if self.weightless:
-            return None
-        self._used.add(place)
-        flat = self._sums(self._group, number).open()
-        return flat[offset : offset + parameter.numel()].view(*parameter.shape, NB)
+
+    def add_product(self, parameter: torch.Tensor, x: torch.Tensor, w: torch.Tensor) -> None:
+        """Adds x @ w.T, of the parameter's shape, to its sum."""
+        local, offset = self._collect(parameter)
+        if local is not None:
+            local.add_product(offset, parameter.shape, x, w)
+        self._settle()
 
     @property
     def collecting(self) -> tuple[str, torch.Tensor] | None:
         """Name and parameter of the digits that a backward pass is adding to."""
         return None if self._open is None else self.parameters[self._open[0]]
-
-    def added(self, parameter: torch.Tensor) -> None:
-        """What `digits` handed out last has been added to."""
-        self._settle()
 
     def add_loss(self, means: Sequence[MeanPart], groups: list[list[int]], structure: int, pattern: int = 0) -> None:
         """The means of one micro-batch, and which of them share a denominator; see `LossPlan`."""
@@ -201,7 +202,7 @@ class GradientReducer:
         self._pipeline.drop()
         self._tally.clear()
         self._used: set[int] = set()  # places
-        self._local: dict[tuple[int, int], LocalSum] = {}
+        self._local: dict[tuple[int, int], BucketSum] = {}
         self._finished: dict[tuple[int, int], torch.Tensor] = {}
         self._expected: dict[int, int] = {}  # place -> uses in this micro-batch's forward pass
         self._left: dict[int, int] = {}
@@ -210,6 +211,21 @@ class GradientReducer:
         self._group = self._launched = 0
         self._open: tuple[int, int] | None = None  # place and bucket of what is being collected
         self._last = self._started = self._complete = False
+
+    def _collect(self, parameter: torch.Tensor) -> tuple[BucketSum | None, int]:
+        """(the sum that a gradient is added to now, where it begins there); None while the micro-batch has weight zero."""
+        place, number, offset = self._place_of(parameter)
+        self._settle()
+        if number < self._launched:
+            raise DetError(
+                f"the parameter {self.parameters[place][0]} received a gradient after all that its forward pass announced; "
+                f"please report this"
+            )
+        self._open = place, number
+        if self.weightless:
+            return None, offset
+        self._used.add(place)
+        return self._sums(self._group, number), offset
 
     def _place_of(self, parameter: torch.Tensor) -> tuple[int, int, int]:
         found = self._places.get(id(parameter))
@@ -236,12 +252,12 @@ class GradientReducer:
             for place, offset in zip(bucket.places, bucket.offsets, strict=True):
                 self._places[id(self.parameters[place][1])] = (place, number, offset)
 
-    def _sums(self, group: int, number: int) -> LocalSum:
+    def _sums(self, group: int, number: int) -> BucketSum:
         key = (group, number)
         if key not in self._local:
             bucket = self.buckets[number]
             names = ", ".join(self.parameters[place][0] for place in bucket.places)
-            self._local[key] = LocalSum(bucket.elements, bucket.device, self._pool, names)
+            self._local[key] = BucketSum(bucket, self._pool, names)
         return self._local[key]
 
     def _settle(self) -> None:

@@ -1,11 +1,10 @@
 """Exact products into windowed digits on tensor cores. `ops.gemm_windowed` says what it is for.
 
-The elements that do not fit the window are found out on the device, left alone there and returned: nothing is cut off.
+The elements that do not fit the window are found out on the device, left alone there and named: nothing is cut off.
 """
 
 import math
 import threading
-from typing import NamedTuple
 
 import torch
 
@@ -22,13 +21,6 @@ _WORKSPACE_BYTES = 1 << 30
 _MOST_SITES = 1024
 _SPARE_BITS = 24
 """Of a new window, below the last places of the cut rows: for terms that reach further down."""
-
-
-class Left(NamedTuple):
-    """Elements i * N + j, int64 [n], that were not added, and their exact digits, int64 [n, NB]."""
-
-    elements: torch.Tensor
-    digits: torch.Tensor
 
 
 def moduli_for(x: torch.dtype, w: torch.dtype) -> int:
@@ -67,11 +59,12 @@ def add(
     fresh: bool,
     moduli: int | None = None,
     engine: str = "auto",
-) -> Left | None:
+) -> torch.Tensor | None:
     """words [count, M, N] += x @ w.T on the bases, or = on bases that are chosen here if `fresh`.
 
-    x: [M, K], w: [N, K], sizes above 0; words: int32, each words[j] contiguous; base: int64 [M]. Returns what is left to
-    be done; waits for the device to know that. `engine`: "auto", "int8" or "float64".
+    x: [M, K], w: [N, K], sizes above 0; words: int32, each words[j] contiguous; base: int64 [M]. Returns the elements
+    i * N + j that were not added, int64 [n], or None; waits for the device to know that. `engine`: "auto", "int8" or
+    "float64".
     """
     x, w = in_rows(x.detach()), in_rows(w.detach())
     moduli = moduli_for(x.dtype, w.dtype) if moduli is None else moduli
@@ -82,10 +75,8 @@ def add(
         some = slice(first, first + height)
         part = _add_rows(words[:, some], base[some], x[some], w, fresh, moduli, engine)
         if part is not None:
-            left.append(Left(part.elements + first * w.shape[0], part.digits))
-    if not left:
-        return None
-    return Left(torch.cat([part.elements for part in left]), torch.cat([part.digits for part in left]))
+            left.append(part + first * w.shape[0])
+    return torch.cat(left) if left else None
 
 
 def _add_rows(
@@ -96,7 +87,7 @@ def _add_rows(
     fresh: bool,
     moduli: int,
     engine: str,
-) -> Left | None:
+) -> torch.Tensor | None:
     sizes = Sizes(1, x.shape[0], w.shape[0], x.shape[1])
     form = Form(
         FORMAT_CODES[x.dtype], x.stride(0), 0, FORMAT_CODES[w.dtype], w.stride(0), 0, -1, "windowed",
@@ -116,8 +107,7 @@ def _add_rows(
         return None
     units = ceil_div(sizes.rows, 128) * 8 * (ready.padded_columns // 32)
     flags = memory[ready.place_of_flags : ready.place_of_flags + 64 * units].view(torch.int16)
-    elements = _flagged_elements(flags, ready.padded_columns, sizes)
-    return Left(elements, _digits_of(elements, x, w))
+    return _flagged_elements(flags, ready.padded_columns, sizes)
 
 
 def _flagged_elements(flags: torch.Tensor, padded_columns: int, sizes: Sizes) -> torch.Tensor:
@@ -132,7 +122,9 @@ def _flagged_elements(flags: torch.Tensor, padded_columns: int, sizes: Sizes) ->
     return row * sizes.columns + column
 
 
-def _digits_of(elements: torch.Tensor, x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+def digits_of(elements: torch.Tensor, x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+    """int64 [n, NB]: the elements i * N + j of x @ w.T, one by one."""
+    x, w = in_rows(x.detach()), in_rows(w.detach())
     digits = torch.empty((elements.numel(), NB), dtype=torch.int64, device=x.device)
     launch(
         x.device, "gemm", "gemm_elements", (ceil_div(elements.numel(), 4),), _LONG_THREADS,

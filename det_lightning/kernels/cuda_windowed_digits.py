@@ -24,14 +24,25 @@ def _flag(like: torch.Tensor) -> torch.Tensor:
 def needs(states: torch.Tensor, rows: int) -> torch.Tensor:
     """int64 [2 rows + 1] of contiguous states [rows * columns, NB]: `windowed_needs` of the source."""
     columns = states.numel() // NB // max(rows, 1)
-    found = torch.full((2 * rows + 1,), -NOTHING, dtype=torch.int64, device=states.device)
+    return _needs("windowed_needs", states.device, rows, columns, states.data_ptr(), columns)
+
+
+def needs_of_words(words: torch.Tensor, base: torch.Tensor) -> torch.Tensor:
+    """`needs` of the values of `words` [count, elements], a row of them for each base; nothing here waits."""
+    count, elements = words.shape
+    columns = _columns(base, elements)
+    return _needs(
+        "windowed_needs_of_words", words.device, base.numel(), columns if elements else 0,
+        words.data_ptr(), words.stride(0), count, columns, base.data_ptr(),
+    )  # fmt: skip
+
+
+def _needs(kernel: str, device: torch.device, rows: int, columns: int, *arguments: int) -> torch.Tensor:
+    found = torch.full((2 * rows + 1,), -NOTHING, dtype=torch.int64, device=device)
     found[2 * rows :].zero_()
     if rows and columns:
         parts = min(-(-columns // _THREADS), _MOST_PARTS)
-        launch(
-            states.device, "windowed_digits", "windowed_needs", (rows, parts), _THREADS,
-            states.data_ptr(), columns, found.data_ptr(),
-        )  # fmt: skip
+        launch(device, "windowed_digits", kernel, (rows, parts), _THREADS, *arguments, found.data_ptr())
     return found
 
 
@@ -85,8 +96,11 @@ def add_to_states(words: torch.Tensor, base: torch.Tensor, states: torch.Tensor)
     )  # fmt: skip
 
 
-def grow(words: torch.Tensor, lower_by: torch.Tensor, out: torch.Tensor) -> bool:
-    """out = the values of `words` on bases lower by `lower_by` [rows]; False if `out` has too few words."""
+def refill(words: torch.Tensor, lower_by: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
+    """out = the values of `words` on bases that are lower by `lower_by` [rows], or higher where it is negative.
+
+    Returns int64 [1] on the device: 1 if `out` does not hold a value, above or below, else 0.
+    """
     count, elements = words.shape
     misfits = _flag(words)
     _launch(
@@ -94,7 +108,12 @@ def grow(words: torch.Tensor, lower_by: torch.Tensor, out: torch.Tensor) -> bool
         words.data_ptr(), words.stride(0), count, _columns(lower_by, elements), lower_by.data_ptr(),
         out.data_ptr(), out.stride(0), out.shape[0], misfits.data_ptr(),
     )  # fmt: skip
-    return not misfits.item()
+    return misfits
+
+
+def grow(words: torch.Tensor, lower_by: torch.Tensor, out: torch.Tensor) -> bool:
+    """`refill`; False if `out` does not hold a value."""
+    return not refill(words, lower_by, out).item()
 
 
 def carry(words: torch.Tensor) -> bool:

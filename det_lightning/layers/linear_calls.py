@@ -117,3 +117,6 @@ class _SinkOf:
 
     def added(self, parameter: Tensor) -> None:
         self._places[parameter.dim()].added()
+
+    def add_product(self, parameter: Tensor, x: Tensor, w: Tensor) -> None:
+        self._places[parameter.dim()].add_product(x, w)

@@ -15,6 +15,7 @@ from det_lightning.layers.batch_free_functions import ARITHMETIC, in_place
 from det_lightning.layers.parameter_moves import Moved, whole
 from det_lightning.ops import broadcast
 from det_lightning.ops.digits import zero_digits
+from det_lightning.ops.gemm import add_gemm_digits
 
 _EXPANSIONS = frozenset("expand expand_as broadcast_to repeat".split())
 _PER_SAMPLE = (
@@ -35,6 +36,9 @@ class GradientSink(Protocol):
 
     def added(self, parameter: Tensor) -> None:
         """What `digits` handed out last has been added to."""
+
+    def add_product(self, parameter: Tensor, x: Tensor, w: Tensor) -> None:
+        """Adds x @ w.T, of the parameter's shape, to its gradient."""
 
     def admit(self, number: int, tensor: Tensor, made_of: tuple[str, ...]) -> Tensor:
         """What stands for the number-th function of parameters of this micro-batch that meets samples, in `digits`."""
@@ -66,6 +70,16 @@ class Place:
             if apart is not None and (digits := self._sink.digits(parameter)) is not None:
                 self._moved.add(parameter, digits, apart)
             self._sink.added(parameter)
+
+    def add_product(self, x: Tensor, w: Tensor) -> None:
+        """Adds x @ w.T, of the shape of `leaf`, to the gradient."""
+        if self._moved.is_whole:
+            self._sink.add_product(self._moved.parameters[0], x, w)
+        elif self._moved.is_transposed:
+            self._sink.add_product(self._moved.parameters[0], w, x)
+        elif (digits := self.digits()) is not None:
+            add_gemm_digits(digits, x, w)
+            self.added()
 
 
 class Meetings:

@@ -49,6 +49,18 @@ class Moved:
             return None
         return places.shape, places.stride(), places.storage_offset()
 
+    @cached_property
+    def is_whole(self) -> bool:
+        """Whether it is its one parameter, each element in its place."""
+        shape = self.parameters[0].shape
+        return self.view == (shape, torch.empty(shape, device="meta").stride(), 0)
+
+    @cached_property
+    def is_transposed(self) -> bool:
+        """Whether it is the transpose of its one parameter, a matrix."""
+        shape = self.parameters[0].shape
+        return len(shape) == 2 and self.view == (shape[::-1], (1, shape[1]), 0)
+
     def view_of(self, digits: Tensor) -> Tensor:
         """The digits [*sizes, NB] of this tensor's elements as a view of those of its parameter. Requires: `view`."""
         sizes, strides, offset = self.view

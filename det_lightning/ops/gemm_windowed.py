@@ -6,11 +6,18 @@ from ..arithmetic.formats import DIGITS, NB
 from ..arithmetic.windowed_digits import MAXIMUM_STATES, words_for
 from ..errors import DetError, InputError
 from ..kernels.dispatch import kernels_of
+from .exponent_bands import bands_of_exponents
 from .gemm import check_operands, det_gemm_partial
 from .windowed_digits import WindowedDigits
 
 _ELEMENTS_AT_ONCE = 1 << 20
 """Whose full digits are in memory together: 168 MiB."""
+
+_MARGIN_BITS = 8
+"""That a window reaches further down than it must, where it grows: the next product may have smaller terms."""
+
+_MANY = 16
+"""If more than this part of a product is left out, it is made from bands of exponents; else it is added one by one."""
 
 
 def gemm_windowed(x: torch.Tensor, w: torch.Tensor) -> WindowedDigits:
@@ -29,11 +36,9 @@ def gemm_windowed(x: torch.Tensor, w: torch.Tensor) -> WindowedDigits:
     base = torch.empty(shape[0], dtype=torch.int64, device=x.device)
     words = torch.empty((count, *shape), dtype=torch.int32, device=x.device)
     left = kernels.add(x, w, words, base, True)
-    # The kernels made the base and the words: looking whether they belong together would wait for the device once more.
-    result = object.__new__(WindowedDigits)
-    result.shape, result.base, result.words, result.specials, result.states = words.shape[1:], base, words, None, 1
+    result = WindowedDigits.of_parts(base, words)
     if left is not None:
-        _add_elements(result, *left)
+        _add_left(result, x, w, left)
     return result
 
 
@@ -53,26 +58,55 @@ def add_gemm_windowed(target: WindowedDigits, x: torch.Tensor, w: torch.Tensor) 
     if 0 in (*target.shape, x.shape[1]):
         return target
     if not x.is_cuda:
-        return _add_on_cpu(target, x.detach(), w.detach())
+        return _add_full(target, x.detach(), w.detach())
     if target.states >= MAXIMUM_STATES:
         target.normalise_()
     left = kernels_of("gemm_windowed").add(x, w, target.words, target.base, False)
     target.states += 1
     if left is not None:
-        _add_elements(target, *left)
+        _add_left(target, x, w, left)
     return target
 
 
-def _add_on_cpu(target: WindowedDigits, x: torch.Tensor, w: torch.Tensor) -> WindowedDigits:
+def _add_left(target: WindowedDigits, x: torch.Tensor, w: torch.Tensor, elements: torch.Tensor) -> None:
+    """Adds the elements of x @ w.T that the window of `target`, or the number of terms that were cut, left out."""
+    x, w = x.detach(), w.detach()
+    total = target.shape.numel()
+    if elements.numel() <= total // _MANY:
+        _add_elements(target, elements, kernels_of("gemm_windowed").digits_of(elements, x, w))
+        return
+    chosen = None
+    if elements.numel() < total:
+        chosen = torch.zeros(tuple(target.shape), dtype=torch.bool, device=x.device)
+        chosen.view(-1)[elements] = True
+    bands = bands_of_exponents(x, w)
+    if bands is None:
+        _add_full(target, x, w, chosen)
+        return
+    for x_band, w_band in bands:
+        product = gemm_windowed(x_band, w_band)
+        if chosen is not None:
+            product.words *= chosen
+        target.add_(product)
+
+
+def _add_full(
+    target: WindowedDigits, x: torch.Tensor, w: torch.Tensor, chosen: torch.Tensor | None = None
+) -> WindowedDigits:
+    """target += x @ w.T, or those elements of it that are `chosen`, bool [M, N], from full digits of some rows at a time."""
     rows = max(1, _ELEMENTS_AT_ONCE // w.shape[0])
-    if x.shape[0] <= rows:
-        return target.add_(WindowedDigits.from_digits(det_gemm_partial(x, w)))
-    # Full digits of all elements would be too many: a block of rows at a time, in the window of them all.
-    blocks = [WindowedDigits.from_digits(det_gemm_partial(x[i : i + rows], w)) for i in range(0, x.shape[0], rows)]
+    blocks = []
+    for first in range(0, x.shape[0], rows):
+        digits = det_gemm_partial(x[first : first + rows], w)
+        if chosen is not None:
+            digits[~chosen[first : first + rows]] = 0
+        blocks.append(WindowedDigits.from_digits(digits))
+    if len(blocks) == 1:
+        return target.add_(blocks[0])
     count = max(block.words.shape[0] for block in blocks)
     product = WindowedDigits.zeros(target.shape, torch.cat([block.base for block in blocks]), count)
     if any(block.specials is not None for block in blocks):
-        product.specials = torch.zeros((*target.shape, NB - DIGITS), dtype=torch.int64)
+        product.specials = torch.zeros((*target.shape, NB - DIGITS), dtype=torch.int64, device=x.device)
     for i, block in zip(range(0, x.shape[0], rows), blocks, strict=True):
         product.words[: block.words.shape[0], i : i + rows] = block.words
         if block.specials is not None:

@@ -24,6 +24,12 @@ class DigitSink(Protocol):
     def added(self, parameter: torch.Tensor) -> None:
         """What `digits` handed out last has been added to."""
 
+    def add_product(self, parameter: torch.Tensor, x: torch.Tensor, w: torch.Tensor) -> None:
+        """Adds x @ w.T, of the parameter's shape, to its digits or to what stands for them."""
+        if (digits := self.digits(parameter)) is not None:
+            add_gemm_digits(digits, x, w)
+            self.added(parameter)
+
 
 class _Linear(torch.autograd.Function):
     @staticmethod
@@ -45,9 +51,8 @@ class _Linear(torch.autograd.Function):
             if needs_bias:
                 grad_bias = det_sum(upstream, dim=0, dtype=ctx.bias.dtype)
         else:
-            if needs_weight and (digits := ctx.sink.digits(weight)) is not None:
-                add_gemm_digits(digits, upstream.t(), x.t())
-                ctx.sink.added(weight)
+            if needs_weight:
+                ctx.sink.add_product(weight, upstream.t(), x.t())
             if needs_bias and (digits := ctx.sink.digits(ctx.bias)) is not None:
                 add_sum_digits(digits, upstream, dim=0)
                 ctx.sink.added(ctx.bias)

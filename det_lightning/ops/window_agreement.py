@@ -10,6 +10,7 @@ from ..arithmetic.formats import NB
 from ..arithmetic.windowed_digits import NOTHING
 from ..kernels.dispatch import kernels_of
 from .digits import check_states
+from .windowed_digits import WindowedDigits
 
 
 def window_needs(digits: torch.Tensor) -> torch.Tensor:
@@ -20,6 +21,14 @@ def window_needs(digits: torch.Tensor) -> torch.Tensor:
     """
     check_states("window_needs", "digits", digits)
     return kernels_of("windowed_digits").needs(digits.contiguous(), digits.shape[0])
+
+
+def needs_of_window(window: WindowedDigits) -> torch.Tensor:
+    """The `window_needs` of its values, by its rows. A high may be one more than it must."""
+    found = kernels_of("windowed_digits").needs_of_words(window.words.view(window.words.shape[0], -1), window.base)
+    if window.specials is not None:
+        found[-1:].fill_(1)
+    return found
 
 
 def no_needs(rows: int, device: torch.device) -> torch.Tensor:
@@ -51,3 +60,12 @@ def fill_words(digits: torch.Tensor, base: torch.Tensor, words: torch.Tensor) ->
     """
     shares, count = words.shape[:2]
     return kernels_of("windowed_digits").fill(digits.view(-1, NB), base, words.view(shares, count, -1))
+
+
+def refill_words(window: WindowedDigits, base: torch.Tensor, words: torch.Tensor) -> torch.Tensor:
+    """Fills `words`, int32 [count, rows, columns], with the finite values of a window on other bases, in normal form.
+
+    base: int64, one for each of `window.base`. Returns int64 [1]: 1 if a value does not fit there, else 0.
+    """
+    planes, places = (each.view(each.shape[0], -1) for each in (window.words, words))
+    return kernels_of("windowed_digits").refill(planes, window.base - base, places)

@@ -96,6 +96,33 @@ class WindowedDigits:
             )
 
     @classmethod
+    def of_parts(
+        cls, base: torch.Tensor, words: torch.Tensor, specials: torch.Tensor | None = None, states: int = 1
+    ) -> "WindowedDigits":
+        """Of tensors that are known to belong together: looking whether they do would wait for the device."""
+        result = object.__new__(cls)
+        result.shape, result.base, result.words, result.specials, result.states = (
+            words.shape[1:],
+            base,
+            words,
+            specials,
+            states,
+        )
+        return result
+
+    def in_rows_of(self, columns: int) -> "WindowedDigits":
+        """The same sums in rows of `columns` elements, into which the rows here can be cut; it shares the words."""
+        count, elements = self.words.shape[0], self.shape.numel()
+        base = self.base.repeat_interleave(elements // columns // max(1, self.base.numel()))
+        specials = None if self.specials is None else self.specials.view(-1, columns, NB - DIGITS)
+        return self.of_parts(base, self.words.view(count, -1, columns), specials, self.states)
+
+    def rows(self, chosen: slice) -> "WindowedDigits":
+        """Some rows; they share the words."""
+        specials = None if self.specials is None else self.specials[chosen]
+        return self.of_parts(self.base[chosen], self.words[:, chosen], specials, self.states)
+
+    @classmethod
     def zeros(cls, shape: Sequence[int], base: torch.Tensor, words: int) -> "WindowedDigits":
         """Empty sums in a window of `words` words on the bases [rows]."""
         return cls(base, torch.zeros((words, *shape), dtype=torch.int32, device=base.device))

@@ -6,6 +6,8 @@ from det_lightning.callbacks.product_check import GRADIENT_DIGITS, PRODUCT, Prod
 
 from det_lightning.arithmetic.formats import FLOAT32, NB
 from det_lightning.kernels.cpu import gemm as kernels
+from det_lightning.ops.gemm_windowed import add_gemm_windowed
+from det_lightning.ops.windowed_digits import WindowedDigits
 
 GENERATOR = torch.Generator().manual_seed(3)
 
@@ -67,6 +69,34 @@ def test_wrong_digits_are_reported_beside_infinities_and_nans_too(special, times
     digits = torch.zeros((6, 5, NB), dtype=torch.int64)
     kernel = faulty(kernels.add_gemm_digits, (-1, 2, 7), times)  # also of the rows that are computed again
     ProductCheck(None, found.append)("gemm.add_gemm_digits", kernel, (digits, x, w, "auto"), {})
+    assert [(kind, verdict) for kind, _, verdict in found] == ([] if times == 0 else [(GRADIENT_DIGITS, persistent)])
+
+
+def windowed(x, w, words, base, fresh):
+    """As the kernel of a GPU; what does not fit is left out where it is said to be."""
+    target = WindowedDigits.of_parts(base, words)
+    assert add_gemm_windowed(target, x, w).words is words, "the window holds everything"
+
+
+@pytest.mark.parametrize("special", [None, float("inf")])
+@pytest.mark.parametrize(("times", "persistent"), [(0, None), (1, False), (9, True)])
+def test_wrong_words_are_reported_with_what_was_left_out_and_without(special, times, persistent):
+    found, (x, w) = [], (normal(6, 9), normal(5, 9))
+    words, base = torch.zeros((20, 6, 5), dtype=torch.int32), torch.full((6,), -298)
+    windowed(x, w, words, base, False)
+    if special is not None:
+        x[2, 3] = special
+    left = [times]
+
+    def kernel(x, w, words, base, fresh):
+        finite = torch.isfinite(x).all(dim=1)
+        windowed(torch.where(finite[:, None], x, 0), w, words, base, fresh)
+        left[0] -= 1
+        if left[0] >= 0:
+            words[3, -1, 2] ^= 1
+        return None if bool(finite.all()) else torch.arange(10, 15)
+
+    ProductCheck(None, found.append)("gemm_windowed.add", kernel, (x, w, words, base, False), {})
     assert [(kind, verdict) for kind, _, verdict in found] == ([] if times == 0 else [(GRADIENT_DIGITS, persistent)])
 
 

@@ -9,7 +9,15 @@ import torch
 import torch.nn.functional as F
 
 from det_lightning.strategies.given_ranks import free_port
-from tests.claims import test_combinations, test_logging, test_losses, test_manual, test_parameters, test_random
+from tests.claims import (
+    test_apart,
+    test_combinations,
+    test_logging,
+    test_losses,
+    test_manual,
+    test_parameters,
+    test_random,
+)
 from tests.claims.processes import on_ranks
 from tests.claims.trainings import Network, Outcome, Run, Split, train, train_each
 
@@ -59,6 +67,7 @@ RUNS |= {
     f"parameters: {name}": test_parameters.run_of(name, Split(1, 24, 1), samples=60, options={})
     for name in test_parameters.USES
 }
+RUNS |= {"products in windows": replace(test_apart.RUN, build=test_apart.wide_apart)}
 BY_HAND = {"manual": test_manual.RUN}  # without accumulation
 
 

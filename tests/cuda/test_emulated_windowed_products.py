@@ -61,8 +61,8 @@ def add(emulated_product, elements, monkeypatch):
         else:
             target.states += 1
         if left is not None:
-            _add_elements(target, *left)
-        return target, 0 if left is None else len(left.elements)
+            _add_elements(target, left, cuda_gemm_windowed.digits_of(left, x, w))
+        return target, 0 if left is None else len(left)
 
     return added
 

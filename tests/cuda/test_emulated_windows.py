@@ -18,7 +18,7 @@ from . import emulator as emulation  # noqa: E402
 
 pytestmark = pytest.mark.skipif(emulation.COMPILER is None, reason="no g++ since 12")
 
-KERNELS = "needs agree from_states add_to_states grow carry round round_long".split()
+KERNELS = "needs needs_of_words agree from_states add_to_states grow carry round round_long".split()
 CASE = 'if (asked == "windowed_{0}") return grid::call(windowed_{0}, columns, rows, count, values), 0;'
 PROGRAM = f"""
 #include "call.h"
@@ -147,6 +147,22 @@ def test_states_growth_and_carries():
     many = planes * 31
     other = many.clone()
     assert emulated.carry(many) == on_cpu.carry(other) and torch.equal(many, other)
+
+
+@pytest.mark.parametrize("states", [1, 63])
+def test_what_words_need_and_words_on_other_bases(states):
+    window = WindowedDigits.from_digits(digits_of(4, 37, 11, spread=12))
+    planes = window.words.view(window.words.shape[0], -1) * states
+    planes[0, :3] = torch.tensor([2**31 - 1, -(2**31), 1 - 2**31], dtype=torch.int32)
+    needs = emulated.needs_of_words(planes, window.base)
+    assert torch.equal(needs, on_cpu.needs_of_words(planes, window.base))
+    base, facts = on_cpu.agree(needs)
+    exact = words_for(0, int(facts[1]))
+    for shift, count, fits in ((0, exact, True), (0, exact - 1, False), (1, exact, False), (-40, exact + 2, True)):
+        found, expected = torch.zeros((2, count, 4 * 37), dtype=torch.int32)
+        misfits = emulated.refill(planes, window.base - base - shift, found)
+        assert torch.equal(misfits, on_cpu.refill(planes, window.base - base - shift, expected))
+        assert misfits.item() == (not fits) and torch.equal(found, expected)
 
 
 def test_infinities_and_nans_are_needs_of_their_own():

@@ -7,6 +7,7 @@ from det_lightning.arithmetic.formats import BFLOAT16, FLOAT32
 torch = pytest.importorskip("torch")
 
 from det_lightning.kernels import cuda_gemm_windowed  # noqa: E402
+from det_lightning.ops import gemm_windowed as module  # noqa: E402
 from det_lightning.ops.digits import normalise_digits  # noqa: E402
 from det_lightning.ops.gemm import det_gemm, det_gemm_partial  # noqa: E402
 from det_lightning.ops.gemm_windowed import add_gemm_windowed, gemm_windowed  # noqa: E402
@@ -90,3 +91,29 @@ def test_parts_of_rows_cannot_be_seen(monkeypatch):
     x, w = any_finite(rng, FLOAT32, (700, 60)), normal(rng, FLOAT32, (90, 60))
     monkeypatch.setattr(cuda_gemm_windowed, "rows_at_once", lambda *_: 256)
     assert_same(gemm_windowed(x.to(DEVICE), w.to(DEVICE)), det_gemm_partial(x, w))
+
+
+@pytest.mark.parametrize("side", [0, 1])
+def test_rows_that_span_more_than_a_cut_are_split_by_exponents(side, monkeypatch):
+    """Behind a softmax that is sure of its classes: no element is made on its own, and an infinity changes that alone."""
+    rng = numbers(25)
+    sure = (
+        torch.softmax(9 * normal(rng, FLOAT32, (400, 160)), dim=1).t() - normal(rng, FLOAT32, (160, 400)).gt(2).float()
+    )
+    plain = normal(rng, FLOAT32, (90, 400))
+    operands = (sure, plain) if side == 0 else (plain, sure)
+    wanted = det_gemm_partial(*operands)
+    full, bands = [], []
+    add_full, split = module._add_full, module.bands_of_exponents
+    monkeypatch.setattr(module, "_add_full", lambda *given: full.append(given) or add_full(*given))
+    monkeypatch.setattr(module, "bands_of_exponents", lambda x, w: bands.append(x) or split(x, w))
+    total = gemm_windowed(*(each.to(DEVICE) for each in operands))
+    assert_same(total, wanted)
+    first = plain[:1].expand(len(operands[0]), -1), operands[1]
+    total = gemm_windowed(*(each.to(DEVICE) for each in first))
+    add_gemm_windowed(total, *(each.to(DEVICE) for each in operands))
+    assert_same(total, normalise_digits(wanted + det_gemm_partial(*first)))
+    assert bands and not full
+    operands[0][2, 3] = float("inf")
+    assert_same(gemm_windowed(*(each.to(DEVICE) for each in operands)), det_gemm_partial(*operands))
+    assert full

@@ -15,6 +15,7 @@ from det_lightning.ops.scatter import (  # noqa: E402
     embedding,
     embedding_gradient,
 )
+from det_lightning.ops.window_agreement import agreed_window, needs_of_window, refill_words  # noqa: E402
 from det_lightning.ops.windowed_digits import WindowedDigits, round_sum, window_bounds  # noqa: E402
 
 from .conftest import DEVICE, to_bits  # noqa: E402
@@ -167,3 +168,20 @@ def test_a_state_that_is_not_canonical():
     assert_same_on_both(lambda d: WindowedDigits.from_digits(d).words, digits)
     assert_same_on_both(lambda d: WindowedDigits.from_digits(d).to_digits(), digits)
     assert_same_on_both(lambda d: window_bounds(d), digits)
+
+
+@pytest.mark.parametrize("states", [1, 63])
+def test_what_words_need_and_words_on_other_bases(states):
+    def run(x, w):
+        window = WindowedDigits.from_digits(det_gemm_partial(x, w)).in_rows_of(128)
+        window.words.mul_(states)
+        needs = needs_of_window(window)
+        base, facts = agreed_window(needs)
+        rooms = [torch.zeros((count, *window.shape), dtype=torch.int32, device=x.device) for count in (2, 5, 24)]
+        return needs, base, facts, rooms[2], *(refill_words(window, base - shift, rooms[2]) for shift in (0, 9)), *(
+            refill_words(window, base + 1, room) for room in rooms
+        )  # fmt: skip
+
+    for seed in range(3):
+        assert_same_on_both(run, wide(6, 3, seed=seed), wide(512, 3, seed=seed + 9))
+        assert_same_on_both(run, tensor(6, 3, seed=seed), tensor(1280, 3, seed=seed + 9))

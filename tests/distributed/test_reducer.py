@@ -10,13 +10,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from det_lightning.arithmetic.formats import NB
+from det_lightning.distributed import local_sum
 from det_lightning.distributed.buckets import BLOCK, bucket_elements_for, fill_buckets
+from det_lightning.distributed.local_sum import LocalSum
 from det_lightning.distributed.reducer import GradientReducer, MeanPart
 from det_lightning.errors import DetError, UncoveredError
 from det_lightning.layers.loss_calls import count_digits
-from det_lightning.ops.linear import linear
+from det_lightning.ops.digits import det_finalize
+from det_lightning.ops.gemm import det_gemm_partial
+from det_lightning.ops.linear import DigitSink, linear
 from det_lightning.ops.loss import exact_mean
 from det_lightning.ops.means import item_digits
+from det_lightning.ops.reduction import det_sum_partial
 from tests.distributed.collected import UPSTREAM, X, add, collector, expected_weight_gradient, part_of
 from tests.ops.exact_oracle import INF, NAN, wide_values
 from tests.same_bits import assert_same_bits
@@ -132,6 +137,15 @@ def test_buckets_hold_every_parameter_once_last_first_and_are_padded_for_their_p
             assert list(bucket.offsets[1:]) == ends[:-1] and ends[-1] <= bucket.elements
 
 
+def test_matrices_of_whole_blocks_stand_apart_before_all_others():
+    shapes = [(3,), (2, 512), (40, 256), (8, 300), (0, 256), (6, 256)]
+    tensors = [torch.nn.Parameter(torch.zeros(shape)) for shape in shapes]
+    (bucket,) = fill_buckets(tensors, most=10**9, parts=2, least_apart=1024)
+    assert bucket.places == (5, 4, 3, 2, 1, 0) and bucket.apart == ((6, 256), (40, 256), (2, 512))
+    assert bucket.offsets == (0, 12800, 12800, 1536, 11776, 15200) and bucket.elements == 15360
+    assert fill_buckets(tensors, most=10**9, parts=2)[0].apart == ()
+
+
 def test_a_bucket_of_nothing_has_a_block_so_that_its_exchange_is_like_any_other():
     (bucket,) = fill_buckets([torch.nn.Parameter(torch.zeros(0, 3))], most=1, parts=3)
     assert bucket.elements == 3 * BLOCK and bucket.offsets == (0,)
@@ -146,20 +160,22 @@ def test_a_bucket_of_full_digits_takes_a_small_part_of_a_gpu(monkeypatch, gigaby
     assert elements == 1 << 20 or elements * 8 * NB <= memory.total_memory / 40
 
 
-def test_full_digits_live_only_while_their_bucket_is_in_flight():
+def test_full_digits_live_only_while_their_bucket_is_in_flight(monkeypatch):
     """Eight layers, each in a bucket of its own: at most two of them are full digits at a time."""
+    monkeypatch.setattr(local_sum, "KEPT_ELEMENTS", 64 * 64 - 1)
     layers = [torch.nn.Linear(64, 64, bias=False) for _ in range(8)]
     reducer = GradientReducer([(str(i), layer.weight) for i, layer in enumerate(layers)], means=1, bucket_elements=1)
     most = 0
 
-    class Watching:
+    class Watching(DigitSink):
         def expect(self, parameter):
             reducer.expect(parameter)
 
         def digits(self, parameter):
             nonlocal most
             result = reducer.digits(parameter)
-            most = max(most, sum(local.digits is not None for local in reducer._local.values()))
+            parts = [part for local in reducer._local.values() for part in local.parts]
+            most = max(most, sum(part.digits is not None for part in parts))
             return result
 
         def added(self, parameter):
@@ -179,3 +195,33 @@ def test_full_digits_live_only_while_their_bucket_is_in_flight():
     reducer.reduce()
     gc.collect()
     assert reducer._local == {} and all(layer.weight.grad is not None for layer in layers)
+
+
+@pytest.mark.parametrize("least_apart", [None, 1])
+@pytest.mark.parametrize("special", [False, True])
+def test_products_of_a_matrix_apart_are_those_in_full_digits(least_apart, special, monkeypatch):
+    """Beside digits of the same matrix, as a tied embedding leaves them, and others of its bucket."""
+    weight, bias = torch.nn.Parameter(torch.zeros(6, 256)), torch.nn.Parameter(torch.zeros(6))
+    x, upstream, seen = wide_values(5, 12, 256, spread=30), wide_values(6, 12, 6, spread=30), wide_values(7, 6, 256)
+    if special:
+        x[7, 3], upstream[2, 4] = INF, NAN
+    digits = det_gemm_partial(upstream.t(), x.t()) + det_gemm_partial(seen, torch.eye(256))
+    wanted, sums = det_finalize(digits, denominator=12), det_sum_partial(upstream, dim=0)
+    reducer = GradientReducer([("weight", weight), ("bias", bias)], means=1, least_apart=least_apart)
+    opened, open_digits = [], LocalSum.open
+    monkeypatch.setattr(LocalSum, "open", lambda part: opened.append(part.rows) or open_digits(part))
+    for first, last in ((0, 1), (1, 5), (5, 12)):
+        uses = [weight, bias] + ([weight] if first == 1 else [])
+        for each in uses:
+            reducer.expect(each)
+        reducer.add_loss([part_of(torch.ones(last - first))], [[0]], 7)
+        reducer.begin(0, last=last == 12)
+        if first == 1:
+            reducer.digits(weight).add_(det_gemm_partial(seen, torch.eye(256)))
+            reducer.added(weight)
+        linear(x[first:last], weight, bias, sink=reducer).backward(upstream[first:last])
+        reducer.end()
+    reducer.reduce()
+    assert opened.count(6) == (1 if least_apart else 0), "products of the matrix apart open no digits"
+    assert_same_bits(weight.grad, wanted)
+    assert_same_bits(bias.grad, det_finalize(sums, denominator=12))

@@ -22,10 +22,10 @@ from tests.ops.exact_oracle import INF, NAN, wide_values
 from tests.same_bits import assert_same_bits
 
 # Several ranks
-NAMES = ["a", "b", "c", "d"]
+NAMES = ["a", "b", "c", "d", "e"]
 
 
-SHAPES = [(40, 33), (7,), (300, 2), (1, 1)]
+SHAPES = [(40, 33), (7,), (300, 2), (1, 1), (5, 512)]
 
 
 def plain_sums(group_parts: list[list[torch.Tensor]], denominator: int) -> list[torch.Tensor]:
@@ -70,6 +70,8 @@ def exchange_all(rank: int, world_size: int, port: int):
         forms = [{}, {"bucket_elements": 1}, {"bucket_elements": 1000}, {"full": True}, {"in_transit": True}]
         forms += [{"levels": levels}, {"levels": levels, "bucket_elements": 1}] if levels else []
         forms += [{"levels": levels, "in_transit": True}] if levels else []
+        apart = [{"least_apart": 1, "levels": levels}, {"least_apart": 1, "bucket_elements": 1}]
+        forms += [*apart, {"least_apart": 1, "in_transit": True}, {"least_apart": 1, "full": True}]
         for form in forms:
             form = dict(form)
             windows = exchange.windows_on
@@ -90,7 +92,10 @@ def exchange_all(rank: int, world_size: int, port: int):
                 for place in random.Random(rank).sample(range(len(SHAPES)), len(SHAPES)):
                     if place == 3 and rank != 0:
                         continue  # a branch that this rank does not take
-                    reducer.digits(tensors[place]).add_(item_digits_of_each(parts[place][micro]))
+                    if place == 4 and (rank + micro) % 3:
+                        reducer.add_product(tensors[place], torch.eye(5), parts[place][micro].t())
+                    else:
+                        reducer.digits(tensors[place]).add_(item_digits_of_each(parts[place][micro]))
                     time.sleep(0.001 * (rank == 1))
                 reducer.end()
             reducer.reduce()
@@ -108,7 +113,7 @@ def exchange_all(rank: int, world_size: int, port: int):
 @pytest.mark.parametrize("world_size", [1, 2, 3, 4])
 def test_C06_C17_words_levels_and_buckets_give_the_bits_of_the_sum_of_full_digits(world_size):
     counts = on_ranks(world_size, exchange_all)
-    assert set(counts) == {3 * 4 * (8 if world_size == 4 else 5)}
+    assert set(counts) == {4 * 4 * (12 if world_size == 4 else 9)}
 
 
 def reduce_part(rank: int, world_size: int, port: int):

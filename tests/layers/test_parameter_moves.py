@@ -6,6 +6,7 @@ from torch import nn
 
 from det_lightning.layers.function_mode import FunctionMode
 from det_lightning.ops.digits import det_finalize, zero_digits
+from det_lightning.ops.linear import DigitSink
 from det_lightning.ops.reduction import det_sum_partial
 from tests.same_bits import assert_same_bits
 
@@ -17,10 +18,10 @@ class Holder(nn.Module):
         self.register_buffer("index", torch.tensor([3, 3, 0]))
 
 
-class Sink:
+class Sink(DigitSink):
     def __init__(self, model):
         self.kept = {id(p): zero_digits(p.shape) for p in model.parameters()}
-        self.expected, self.finished = [], []
+        self.expected, self.finished, self.products = [], [], 0
 
     def expect(self, parameter):
         self.expected.append(id(parameter))
@@ -30,6 +31,10 @@ class Sink:
 
     def added(self, parameter):
         self.finished.append(id(parameter))
+
+    def add_product(self, parameter, x, w):
+        self.products += 1
+        super().add_product(parameter, x, w)
 
 
 VIEWS = {
@@ -72,3 +77,22 @@ def test_digits_follow_the_moves(name):
         assert_same_bits(det_finalize(sink.kept[id(parameter)]), expected + 0.0)
     kept = [digits.untyped_storage().data_ptr() == each.untyped_storage().data_ptr() for each in sink.kept.values()]
     assert any(kept) == (name in VIEWS), "a view of a parameter has no digits of its own"
+
+
+@pytest.mark.parametrize("name", ["itself", "transposed", "two columns", "transposed and repeated"])
+def test_products_arrive_where_the_elements_came_from(name):
+    moves = MOVES | {
+        "two columns": lambda m: m.p[:, 1:3],
+        "transposed and repeated": lambda m: torch.cat([m.p.t()] * 2),
+    }
+    model = Holder()
+    sink = Sink(model)
+    with FunctionMode(model, sink=sink, samples=12, strict=True) as mode:
+        moved = moves[name](model)
+        place = mode.meetings.place(moved)
+    x, w = (torch.randint(-9, 9, (size, 3)).float() for size in moved.shape)
+    moved.backward(x @ w.t())
+    place.add_product(x, w)
+    assert sorted(sink.expected) == sorted(sink.finished)
+    assert_same_bits(det_finalize(sink.kept[id(model.p)]), model.p.grad + 0.0)
+    assert sink.products == (1 if name in ("itself", "transposed") else 0)

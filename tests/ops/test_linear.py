@@ -12,12 +12,12 @@ from hypothesis import strategies as st
 from det_lightning.errors import InputError
 from det_lightning.layers.linear import DetLinear
 from det_lightning.ops.digits import det_finalize, digits_value, zero_digits
-from det_lightning.ops.linear import linear
+from det_lightning.ops.linear import DigitSink, linear
 from tests.ops.exact_oracle import NAN, any_patterns, cancelling_pair, exact_gemm, from_patterns, rounded, wide_values
 from tests.same_bits import assert_same_bits
 
 
-class Sink:
+class Sink(DigitSink):
     """Keeps the digits of each parameter, and how often it was asked for them."""
 
     def __init__(self, *parameters: torch.Tensor):
@@ -32,7 +32,7 @@ class Sink:
         self.finished += 1
 
 
-class NoSink:
+class NoSink(DigitSink):
     def digits(self, parameter: torch.Tensor) -> None:
         return None
 

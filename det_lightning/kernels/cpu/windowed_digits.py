@@ -8,6 +8,7 @@ from .threads import run_blocks
 from .views import empty_words, from_words
 
 _bounds_block = Kernel("windowed_digits", "bounds_block")
+_bounds_of_words_block = Kernel("windowed_digits", "bounds_of_words_block")
 _from_states_block = Kernel("windowed_digits", "from_states_block")
 _add_to_states_block = Kernel("windowed_digits", "add_to_states_block")
 _grow_block = Kernel("windowed_digits", "grow_block")
@@ -41,6 +42,20 @@ def needs(states: torch.Tensor, rows: int) -> torch.Tensor:
     low, high = bounds(states, rows)
     special = states.view(-1, NB)[:, DIGITS:].any()
     return torch.cat([high, -low, special.long().view(1)])
+
+
+def needs_of_words(words: torch.Tensor, base: torch.Tensor) -> torch.Tensor:
+    """`needs` of the values of `words` [count, elements], a row of them for each base; none of them is special."""
+    count, elements = words.shape
+    rows = base.numel()
+    found = torch.zeros(2 * rows + 1, dtype=torch.int64)
+    high, low = found[:rows], found[rows : 2 * rows]
+    run_blocks(
+        _bounds_of_words_block, rows, 4 * elements * count,
+        words.data_ptr(), words.stride(0), count, elements // max(1, rows), base.data_ptr(), low.data_ptr(), high.data_ptr(),
+    )  # fmt: skip
+    low.neg_()
+    return found
 
 
 def agree(found: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -84,8 +99,11 @@ def add_to_states(words: torch.Tensor, base: torch.Tensor, states: torch.Tensor)
     )  # fmt: skip
 
 
-def grow(words: torch.Tensor, lower_by: torch.Tensor, out: torch.Tensor) -> bool:
-    """out = the values of `words` on bases lower by `lower_by` [rows]; False if `out` has too few words."""
+def refill(words: torch.Tensor, lower_by: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
+    """out = the values of `words` on bases that are lower by `lower_by` [rows], or higher where it is negative.
+
+    Returns int64 [1]: 1 if `out` does not hold a value, above or below, else 0.
+    """
     count, elements = words.shape
     misfits = torch.zeros(1, dtype=torch.int64)
     run_blocks(
@@ -93,7 +111,12 @@ def grow(words: torch.Tensor, lower_by: torch.Tensor, out: torch.Tensor) -> bool
         words.data_ptr(), words.stride(0), count, _columns(lower_by, elements), lower_by.data_ptr(),
         out.data_ptr(), out.stride(0), out.shape[0], misfits.data_ptr(),
     )  # fmt: skip
-    return not misfits.item()
+    return misfits
+
+
+def grow(words: torch.Tensor, lower_by: torch.Tensor, out: torch.Tensor) -> bool:
+    """`refill`; False if `out` does not hold a value."""
+    return not refill(words, lower_by, out).item()
 
 
 def carry(words: torch.Tensor) -> bool:

@@ -129,10 +129,34 @@ def add_to_states_block(start, stop, words_at, plane, count, columns, bases_at, 
 
 
 @kernel
-def grow_block(start, stop, words_at, plane, count, columns, lower_by_at, out_at, out_plane, out_count, misfits_at):
-    """out = the values of words of any size on bases that are lower_by[row] >= 0 smaller, in normal form.
+def bounds_of_words_block(start, stop, words_at, plane, count, columns, bases_at, low_at, high_at):
+    """Bounds of the values of row i, as `bounds_block`; words of any size, int64 bases, low and high [rows]."""
+    words, bases = words_1(words_at, plane * count), integers_1(bases_at, stop)
+    low, high = integers_1(low_at, stop), integers_1(high_at, stop)
+    for i in range(start, stop):
+        lowest, highest = NOTHING, -NOTHING
+        for e in range(i * columns, (i + 1) * columns):
+            carry, top = 0, -NOTHING
+            for word in range(count + 1):
+                value = carry
+                if word < count:
+                    value += np.int64(words[word * plane + e])
+                carry = (value + _HALF) >> WORD_BITS
+                kept = value - (carry << WORD_BITS)
+                if kept != 0:
+                    place = bases[i] + WORD_BITS * word
+                    lowest = min(lowest, place + trailing_zeros(kept))
+                    # The words below the highest one make less than its last place.
+                    top = place + bit_length(abs(kept))
+            highest = max(highest, top)
+        low[i], high[i] = lowest, highest
 
-    misfits[0] becomes 1 if `out_count` words do not hold one.
+
+@kernel
+def grow_block(start, stop, words_at, plane, count, columns, lower_by_at, out_at, out_plane, out_count, misfits_at):
+    """out = the values of words of any size on bases that are smaller by lower_by[row], in normal form.
+
+    misfits[0] becomes 1 if `out_count` words do not hold one, above or below.
     """
     words, out = words_1(words_at, plane * count), words_1(out_at, out_plane * out_count)
     lower_by, misfits = integers_1(lower_by_at, stop // columns + 1), integers_1(misfits_at, 1)
@@ -149,7 +173,7 @@ def grow_block(start, stop, words_at, plane, count, columns, lower_by_at, out_at
                 value += np.int64(words[word * plane + e]) << r
             carry = (value + _HALF) >> WORD_BITS
             kept = value - (carry << WORD_BITS)
-            if word + skipped < out_count:
+            if 0 <= word + skipped < out_count:
                 out[(word + skipped) * out_plane + e] = np.int32(kept)
             elif kept != 0:
                 misfits[0] = 1
