@@ -26,6 +26,7 @@ def trainer_settings(trainer: Any) -> dict[str, Any]:
         "limit_val_batches": _number(trainer.limit_val_batches),
         "val_check_interval": _number(trainer.val_check_interval),
         "check_val_every_n_epoch": trainer.check_val_every_n_epoch,
+        "reload_dataloaders_every_n_epochs": trainer.reload_dataloaders_every_n_epochs,
     }
     if hasattr(trainer.strategy, "training_data"):
         return settings

@@ -34,6 +34,8 @@ def trainer_arguments(
         "gradient_clip_algorithm": given.get("gradient_clip_algorithm"),
         **_validation(given, recorded, split),
     }
+    if type(given.get("reload_dataloaders_every_n_epochs")) is int:
+        arguments["reload_dataloaders_every_n_epochs"] = given["reload_dataloaders_every_n_epochs"]
     if recipe.get("arithmetic") == "det":
         steps = (recipe.get("data") or {}).get("steps_per_epoch")
         if type(steps) is int:

@@ -136,6 +136,7 @@ def test_a_run_is_replayed_with_its_own_settings(arguments, tmp_path):
         ({"entry": "build_validated", "strategy": "auto"}, 1),
         ({"entry": "build_validated", "strategy": "auto", "limit_train_batches": 3, "val_check_interval": 0.34}, 1),
         ({"strategy": "auto", "overfit_batches": 2}, 1),
+        ({"entry": "build_validated", "strategy": "auto", "reload_dataloaders_every_n_epochs": 1}, 1),
         ({"strategy": "auto", "entry": "build_validated", "options": {"width": 2048, "wide": True}, "threads": 2}, 1),
     ],
     ids=str,
