@@ -14,6 +14,8 @@ from det_lightning.ledger.leaf_file import leaf_path
 from det_lightning.ledger.reader import LedgerReader, Resume
 from det_lightning.ledger.record import Record, canonical_json, root
 
+STATE_KINDS = ("weights", "optimizer", "buffers")
+"""The kinds that a step begins with; gradients are its own."""
 HEADER_PARTS = ("recipe", "environment", "entry")
 # In each part, the names that most often explain why two runs differ, the likeliest first.
 _LIKELY = {
@@ -83,6 +85,8 @@ class Difference:
     agreeing: names of fields and kinds that both recorded, with equal values; a kind without a tensor is left
     out.
     resumed: the sides that were resumed between the step before and this one.
+    not_recorded_before: kinds of state that this record has, but that of `last_match` has not on some side, as where a kind
+    is recorded every so many steps: they may have differed for longer.
     """
 
     step: int
@@ -93,6 +97,7 @@ class Difference:
     kinds_without_leaves: tuple[str, ...]
     agreeing: tuple[str, ...]
     resumed: tuple[ResumedState, ...] = ()
+    not_recorded_before: tuple[str, ...] = ()
 
     @property
     def found(self) -> bool:
@@ -128,10 +133,12 @@ def record_difference(
     leaves: Callable[[str], tuple[Leaves | None, Leaves | None]],
     last_match: int | None = None,
     resumed: tuple[ResumedState, ...] = (),
+    before: Sequence[Record] = (),
 ) -> Difference:
     """Compare two records of one step.
 
     leaves: kind -> name -> digest in hex, for both sides (None: not kept); asked for where both have a root.
+    before: the records of `last_match`, if there is one.
     """
     fields, agreeing_fields = _differing(
         {name: value for name, value in reference.agree.items() if name != "roots"},
@@ -158,6 +165,12 @@ def record_difference(
         agreeing=agreeing_fields
         + tuple(kind for kind in agreeing_kinds if reference.agree["roots"][kind] != _ROOT_OF_NOTHING),
         resumed=resumed,
+        not_recorded_before=tuple(
+            kind
+            for kind in STATE_KINDS
+            if None not in (reference.agree["roots"].get(kind), candidate.agree["roots"].get(kind))
+            and any(each.agree["roots"].get(kind) is None for each in before)
+        ),
     )
 
 
@@ -174,6 +187,7 @@ def difference_at(
         theirs,
         leaves=lambda kind: (checked_leaves(reference, ours, kind), checked_leaves(candidate, theirs, kind)),
         last_match=last_match,
+        before=() if last_match is None else (reference.record(last_match), candidate.record(last_match)),
         resumed=tuple(
             ResumedState(side, resume.step, resume.unlike)
             for side, reader in (("reference", reference), ("candidate", candidate))

@@ -33,13 +33,13 @@ def explanation(difference: Difference) -> str:
     if "loss" in differ:
         return _loss(difference, agree)
     if "gradients" in differ:
-        return _gradients(agree)
+        return _gradients(difference, agree)
     if "clip" in differ and "gradients" in agree:
         return _clip(difference)
     if "learning_rates" in differ:
         return _learning_rates(difference)
     if "optimizer" in differ or "weights" in differ:
-        return _update(differ, agree)
+        return _update(differ, agree) + _for_longer(difference, differ)
     if differ == {"buffers"}:
         return "only buffers differ: look at running statistics and other state beside the weights"
     return ""
@@ -71,9 +71,23 @@ def _start(difference: Difference) -> str:
     return "the weights differ before the first step: look at the model, its initialisation, seed and loaded checkpoint"
 
 
-def _gradients(agree: set[str]) -> str:
+def _for_longer(difference: Difference, differ: set[str]) -> str:
+    """What else is possible of a kind that the record before does not have."""
+    kinds = [kind for kind in difference.not_recorded_before if kind in differ]
+    if not kinds:
+        return ""
+    were = "was" if kinds == ["optimizer"] else "were"
+    return f"; {' and '.join(kinds)} of the step before {were} not recorded and may have differed"
+
+
+def _gradients(difference: Difference, agree: set[str]) -> str:
     if "loss" not in agree:
         return "the loss was not recorded: the input, the forward pass, the backward pass or the reduction differs"
+    if "weights" in difference.not_recorded_before:
+        return (
+            "the loss of this step agrees, but the weights before it were not recorded: they may have differed, or the "
+            "forward pass, the backward pass, the reduction of gradients or a hook behind it does"
+        )
     if "sample_ids" in agree:
         return (
             "the loss of this step agrees: the backward pass, the reduction of gradients or a hook behind it differs, or "
@@ -108,7 +122,8 @@ def _loss(difference: Difference, agree: set[str]) -> str:
     if not {"sample_ids", "sample_bytes"} & agree:
         return "the loss differs; samples were not recorded, so either the input or the forward pass differs"
     recorded = agree | {each.name for each in difference.roots}
-    if difference.last_match is None or "weights" not in recorded:
+    unknown = {"weights", "buffers"} & set(difference.not_recorded_before)
+    if difference.last_match is None or "weights" not in recorded or unknown:
         return "the samples agree: the state before this step or the forward pass differs"
     return "the samples and the recorded state before this step agree: the forward pass differs"
 

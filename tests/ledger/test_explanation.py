@@ -18,7 +18,7 @@ AGREE = {
 }
 
 
-def explained(*names, step=3, unrecorded=(), last_match=2, resumed=()):
+def explained(*names, step=3, unrecorded=(), last_match=2, resumed=(), before=()):
     """The explanation of two records that differ in the named fields and kinds."""
 
     def record(differing):
@@ -30,7 +30,12 @@ def explained(*names, step=3, unrecorded=(), last_match=2, resumed=()):
         return Record(step, agree, {}, {}, "")
 
     difference = record_difference(
-        record(()), record(names), leaves=lambda kind: (None, None), last_match=last_match, resumed=resumed
+        record(()),
+        record(names),
+        leaves=lambda kind: (None, None),
+        last_match=last_match,
+        resumed=resumed,
+        before=before,
     )
     return explanation(difference)
 
@@ -134,3 +139,19 @@ def test_a_run_that_went_on_with_another_state_is_told_before_its_steps_are_blam
     forward = "the forward pass differs"
     assert forward in explained("loss", "gradients", resumed=(replace(here, unlike=()),))
     assert forward in explained("loss", "gradients", resumed=(here, replace(here, side="reference")))
+
+
+def test_a_kind_that_was_not_recorded_a_step_before_may_have_differed_there():
+    """Weights at every tenth step, say: an equal loss at the ninth does not clear them."""
+    roots = {**AGREE["roots"], "weights": None, "optimizer": None}
+    before = [Record(2, {**AGREE, "step": 2, "roots": roots}, {}, {}, "")] * 2
+    assert "the state before this step or the forward pass" in explained("loss", "weights", before=before)
+    assert "the weights before it were not recorded" in explained("gradients", "weights", before=before)
+    assert explained("weights", before=before).endswith(
+        "; weights of the step before were not recorded and may have differed"
+    )
+    both = explained("optimizer", "weights", before=before)
+    assert both.endswith("; weights and optimizer of the step before were not recorded and may have differed")
+    whole = [Record(2, {**AGREE, "step": 2}, {}, {}, "")] * 2
+    for names in (["loss"], ["gradients"], ["weights"], ["optimizer", "weights"]):
+        assert explained(*names, before=whole) == explained(*names)
