@@ -189,6 +189,7 @@ def test_threads_and_switches_are_put_back(monkeypatch):
     ):
         assert torch.get_num_threads() == 3 and torch.get_default_dtype() is torch.float64
         assert torch.are_deterministic_algorithms_enabled()
+        assert torch.is_deterministic_algorithms_warn_only_enabled()
         raise RuntimeError("planted")
     assert before == (torch.get_num_threads(), torch.get_default_dtype(), torch.are_deterministic_algorithms_enabled())
     with as_recorded({"arithmetic": "det"}, {"threads": 3, "flags": {"default_dtype": "torch.nn", "x": 1}}):
