@@ -72,7 +72,9 @@ def _start(difference: Difference) -> str:
 
 
 def _for_longer(difference: Difference, differ: set[str]) -> str:
-    """What else is possible of a kind that the record before does not have."""
+    """What else is possible of a kind that the record before does not have, or where none was compared."""
+    if difference.last_match is None and difference.step > 0:
+        return "; the state before this step was not compared and may have differed"
     kinds = [kind for kind in difference.not_recorded_before if kind in differ]
     if not kinds:
         return ""
@@ -83,10 +85,10 @@ def _for_longer(difference: Difference, differ: set[str]) -> str:
 def _gradients(difference: Difference, agree: set[str]) -> str:
     if "loss" not in agree:
         return "the loss was not recorded: the input, the forward pass, the backward pass or the reduction differs"
-    if "weights" in difference.not_recorded_before:
+    if "weights" in difference.not_recorded_before or (difference.last_match is None and difference.step > 0):
         return (
-            "the loss of this step agrees, but the weights before it were not recorded: they may have differed, or the "
-            "forward pass, the backward pass, the reduction of gradients or a hook behind it does"
+            "the loss of this step agrees, but the weights before it are not known to: they may have differed, or the "
+            "input, the forward pass, the backward pass, the reduction of gradients or a hook behind it does"
         )
     if "sample_ids" in agree:
         return (

@@ -146,7 +146,7 @@ def test_a_kind_that_was_not_recorded_a_step_before_may_have_differed_there():
     roots = {**AGREE["roots"], "weights": None, "optimizer": None}
     before = [Record(2, {**AGREE, "step": 2, "roots": roots}, {}, {}, "")] * 2
     assert "the state before this step or the forward pass" in explained("loss", "weights", before=before)
-    assert "the weights before it were not recorded" in explained("gradients", "weights", before=before)
+    assert "the weights before it are not known to" in explained("gradients", "weights", before=before)
     assert explained("weights", before=before).endswith(
         "; weights of the step before were not recorded and may have differed"
     )
@@ -155,3 +155,12 @@ def test_a_kind_that_was_not_recorded_a_step_before_may_have_differed_there():
     whole = [Record(2, {**AGREE, "step": 2}, {}, {}, "")] * 2
     for names in (["loss"], ["gradients"], ["weights"], ["optimizer", "weights"]):
         assert explained(*names, before=whole) == explained(*names)
+
+
+def test_a_first_common_step_says_nothing_of_the_state_before_it():
+    """As of a run that went on in a new ledger, perhaps from a damaged checkpoint."""
+    for names in (["optimizer", "weights"], ["weights"]):
+        assert explained(*names, last_match=None).endswith(
+            "the state before this step was not compared and may have differed"
+        )
+    assert "are not known to" in explained("gradients", last_match=None)
