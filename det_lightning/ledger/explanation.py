@@ -84,7 +84,10 @@ def _for_longer(difference: Difference, differ: set[str]) -> str:
 
 def _gradients(difference: Difference, agree: set[str]) -> str:
     if "loss" not in agree:
-        return "the loss was not recorded: the input, the forward pass, the backward pass or the reduction differs"
+        return (
+            "the loss was not recorded: the input, the forward pass, the backward pass, the reduction or what changes "
+            "gradients after it (a hook, clipping by hand) differs"
+        )
     if "weights" in difference.not_recorded_before or (difference.last_match is None and difference.step > 0):
         return (
             "the loss of this step agrees, but the weights before it are not known to: they may have differed, or the "
@@ -109,7 +112,7 @@ def _learning_rates(difference: Difference) -> str:
         return "the same learning rates stand in another order: look at the optimizer's groups of parameters"
     if difference.step <= 1:
         return "the learning rates differ from the first step on: look at the optimizer's settings and at the schedule"
-    return "the learning rates differ: look at the schedule and at resume"
+    return "the learning rates differ: look at the schedule and at resume, and at the settings of further optimizers"
 
 
 def _clip(difference: Difference) -> str:
