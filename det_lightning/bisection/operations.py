@@ -6,7 +6,7 @@ say) is passed over where a later one with a cause of its own does reach the sta
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 from math import prod
 
@@ -56,6 +56,9 @@ def first_operation(reference: Sequence[Operation], candidate: Sequence[Operatio
     explained: set[str] = set()  # digests on the candidate's side that an earlier difference made
     touched: set[int] = set()  # storages such values were written to
     goes_on = False  # other code that was found already: it is one difference, told by its first operation
+    stretches: list[
+        set[int]
+    ] = []  # of each that was found: the indices of the candidate's operations that belong to it
     for one, other in aligned(reference, candidate):
         if one is not None and other is not None and one.identity == other.identity:
             found, goes_on = [_with_effect(each, one, other) for each in found], False
@@ -71,15 +74,19 @@ def first_operation(reference: Sequence[Operation], candidate: Sequence[Operatio
             return difference
         if difference is not None and not (difference.kind == CODE and goes_on):
             found.append(difference)
+            stretches.append(set())
             goes_on = difference.kind == CODE
+        if goes_on and other is not None:
+            stretches[-1].add(other.index)
         if difference is None or difference.kind != CODE:
             _taint(one, other, explained, touched, values[0])
         elif other is not None:
             explained |= _telling(other.outputs, values[0])
             touched |= {each.storage for each in other.outputs} - {0}  # 0: no memory
-    if len(found) < 2 or reaches(found[0], candidate, values[0]):
+    if len(found) < 2 or reaches(found[0], candidate, values[0], also=stretches[0]):
         return found[0] if found else None
-    reaching = [each for each in found if reaches(each, candidate, values[0])]
+    pairs = zip(found, stretches, strict=True)
+    reaching = [each for each, stretch in pairs if reaches(each, candidate, values[0], also=stretch)]
     return next((each for each in reaching if _has_its_own_cause(each)), (reaching or found)[0])
 
 
@@ -189,10 +196,15 @@ def _taint(
 
 
 def reaches(
-    difference: OperationDifference, candidate: Sequence[Operation], ours: set[str], end: Operation | None = None
+    difference: OperationDifference,
+    candidate: Sequence[Operation],
+    ours: set[str],
+    end: Operation | None = None,
+    *,
+    also: Collection[int] = (),
 ) -> bool:
     """Whether what differs may have had an effect on the state after the step, or on the note `end`. ours: `digests_in` the
-    reference's log."""
+    reference's log. also: indices of other operations of the candidate that belong to the difference."""
     start = difference.candidate
     if start is None or difference.kind in (STATE_BEFORE, STATE_AFTER):
         return True
@@ -204,7 +216,8 @@ def reaches(
     for operation in candidate[start.index + 1 :]:
         if operation is end or (end is None and operation.name == STATE):
             return any(each.digest in tainted or each.storage in storages for each in operation.outputs)
-        if any(each.digest in tainted or each.storage in storages for each in operation.inputs):
+        hit = any(each.digest in tainted or each.storage in storages for each in operation.inputs)
+        if hit or operation.index in also:
             tainted |= _telling(operation.outputs, ours)
             storages |= {each.storage for each in operation.outputs} - {0}
         elif operation.name not in (BATCH, GRADIENTS):  # which note what lies in a memory, and make nothing there

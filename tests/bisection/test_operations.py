@@ -266,6 +266,22 @@ def test_other_code_without_an_effect_does_not_hide_other_code_further_on():
     assert found.shown[0].name == "gradients"
 
 
+def test_other_code_counts_whole_though_its_first_operation_reaches_nothing():
+    """Clipping by hand on one side: what it begins with is dropped, and a constant that comes of it lies further on."""
+
+    def log(extra):
+        made = Log().run("aten.mul", "w", gives="g").run("aten.lift_fresh", gives="clock", content=str(extra))
+        if extra:
+            made.run("aten.arange", gives="dropped", content="counted").run(
+                "aten.mul_", "g", gives="g", content="clipped"
+            )
+        made.run("aten.neg", "w", gives="y").run("aten.lift_fresh", gives="number", content=f"from {made.content['g']}")
+        return made.run("aten.add", "number", "g", gives="w2").end("w2")
+
+    found = first_operation(log(False), log(True))
+    assert (found.kind, found.candidate.name) == (CODE, "aten.arange")
+
+
 def test_noise_that_reaches_nothing_does_not_hide_what_no_operation_made():
     def log(clock, weight):
         return (
