@@ -13,6 +13,7 @@
 #include "residue_windowed_rests.cuh"
 
 constexpr int WARPS = 4;  // of a block of residue_windowed
+constexpr int NO_ROW = 1 << 20;
 constexpr int MARGIN = 8;  // bits that a new window reaches further down: the next product may have smaller terms
 
 extern "C" __global__ void __launch_bounds__(THREADS, FLOAT64_RESIDUES ? 2 : 4) residue_windowed_convert(const __grid_constant__ Product p) {
@@ -20,26 +21,33 @@ extern "C" __global__ void __launch_bounds__(THREADS, FLOAT64_RESIDUES ? 2 : 4) 
     convert_block<true>(p, blockIdx.x);
 }
 
-// bases[i] = MARGIN below the exponent of which every product of row i is a multiple, as far as the cut rows and their rests
-// tell.
-extern "C" __global__ void __launch_bounds__(THREADS) residue_windowed_bases(const __grid_constant__ Product p) {
+__device__ __forceinline__ bool is_usual(const Row& fact) {
+    return fact.largest != 0.0f && fact.doubt < __int_as_float(0x7f800000);
+}
+
+// The smallest `lowest` of usual rows, NO_ROW if there are none. The whole block calls it.
+__device__ __forceinline__ int lowest_of(const Row* facts, const Rests* rests, int64 count) {
     __shared__ int shared[THREADS / 32];
-    int lowest = 1 << 20;
+    int lowest = NO_ROW;
 #pragma unroll 8
-    for (int64 j = threadIdx.x; j < p.columns; j += THREADS) {
-        Row fact = p.w_facts()[j];
-        int of_row = p.w_rests()[j].lowest;
-        if (fact.largest != 0.0f && fact.doubt < __int_as_float(0x7f800000)) lowest = min(lowest, of_row);
-    }
+    for (int64 j = threadIdx.x; j < count; j += THREADS)
+        if (is_usual(facts[j])) lowest = min(lowest, rests[j].lowest);
     for (int distance = 16; distance > 0; distance /= 2) lowest = min(lowest, __shfl_xor_sync(ALL_LANES, lowest, distance));
     if (threadIdx.x % 32 == 0) shared[threadIdx.x / 32] = lowest;
     __syncthreads();
     for (int warp = 0; warp < THREADS / 32; warp++) lowest = min(lowest, shared[warp]);
+    __syncthreads();
+    return lowest;
+}
+
+// bases[i] = MARGIN below the exponent of which every product of row i is a multiple, as far as the cut rows and their rests
+// tell. A row of zeros gets the lowest base of all: the next product may have more there.
+extern "C" __global__ void __launch_bounds__(THREADS) residue_windowed_bases(const __grid_constant__ Product p) {
+    int lowest = lowest_of(p.w_facts(), p.w_rests(), p.columns), lowest_row = lowest_of(p.x_facts(), p.x_rests(), p.rows);
     int64 i = static_cast<int64>(blockIdx.x) * THREADS + threadIdx.x;
     if (i >= p.rows) return;
-    Row fact = p.x_facts()[i];
-    bool usual = lowest < 1 << 20 && fact.largest != 0.0f && fact.doubt < __int_as_float(0x7f800000);
-    int64 base = usual ? p.x_rests()[i].lowest + lowest - MARGIN : 0;
+    int own = is_usual(p.x_facts()[i]) ? p.x_rests()[i].lowest : lowest_row;
+    int64 base = lowest < NO_ROW && own < NO_ROW ? own + lowest - MARGIN : 0;
     static_cast<int64*>(const_cast<void*>(p.bias))[i] = min(max(base, static_cast<int64>(LOWEST_EXPONENT)), 300ll);
 }
 

@@ -212,6 +212,16 @@ extern "C" __global__ void windowed_carry(int* words, int64 plane, int64 count, 
     if (carry) overflows[0] = 1;
 }
 
+// The bits of magnitude * 2^base / denominator, rounded once.
+__device__ __forceinline__ uint32 quotient_bits(
+    const Magnitude& magnitude, int base, int64 denominator, const Divisor& divisor, const Format& format
+) {
+    if (magnitude.value == 0) return 0;
+    Leading kept = leading(magnitude.value, base + WORD_BITS * magnitude.word);
+    if (denominator != 1) kept = divided(kept, divisor);
+    return rounded(kept, format) | (magnitude.negative ? format.sign_bit() : 0);
+}
+
 // out[e] = (the sum over operands of their values of element e) / denominator, rounded once.
 // words, plane, distance, table, operands: the Operands, which share count and bases; normal, inverse, shift: the Divisor of
 // `denominator`. Requires: 1 <= denominator < 2^31, 1 <= operands < 2^16, |words| <= 2^31, 1 <= count <= 4.
@@ -227,16 +237,28 @@ extern "C" __global__ void windowed_round(
     Operands from{words, plane, distance, table, operands};
     __int128 value = count == 3 ? added_up<3>(from, e) : count == 4 ? added_up<4>(from, e) :
         count == 2 ? added_up<2>(from, e) : added_up<1>(from, e);
-    uint32 bits = 0;
-    if (value != 0) {
-        bool negative = value < 0;
-        unsigned __int128 magnitude = negative ? -static_cast<unsigned __int128>(value) : static_cast<unsigned __int128>(value);
-        Leading kept = leading(magnitude, static_cast<int>(bases[row_of(e, columns)]));
-        Divisor divisor{static_cast<uint32>(normal), static_cast<uint32>(inverse), static_cast<int>(shift)};
-        if (denominator != 1) kept = divided(kept, divisor);
-        bits = rounded(kept, format) | (negative ? format.sign_bit() : 0);
-    }
-    store_bits(out, e, code, bits);
+    bool negative = value < 0;
+    unsigned __int128 magnitude = negative ? -static_cast<unsigned __int128>(value) : static_cast<unsigned __int128>(value);
+    Divisor divisor{static_cast<uint32>(normal), static_cast<uint32>(inverse), static_cast<int>(shift)};
+    Magnitude whole{magnitude, 0, negative};
+    store_bits(out, e, code, quotient_bits(whole, static_cast<int>(bases[row_of(e, columns)]), denominator, divisor, format));
+}
+
+// The same for 5 to 8 words.
+extern "C" __global__ void windowed_round_eight(
+    const int* words, int64 plane, int64 distance, const int64* table, int64 operands, int64 count, int64 columns,
+    const int64* bases, void* out, int64 out_format, int64 denominator, int64 normal, int64 inverse, int64 shift,
+    int64 elements
+) {
+    int64 e = element_index();
+    if (e >= elements) return;
+    int code = static_cast<int>(out_format);
+    Operands from{words, plane, distance, table, operands};
+    Magnitude found = count == 5 ? leading_words<5>(from, e) : count == 6 ? leading_words<6>(from, e) :
+        count == 7 ? leading_words<7>(from, e) : leading_words<8>(from, e);
+    Divisor divisor{static_cast<uint32>(normal), static_cast<uint32>(inverse), static_cast<int>(shift)};
+    int base = static_cast<int>(bases[row_of(e, columns)]);
+    store_bits(out, e, code, quotient_bits(found, base, denominator, divisor, format_of(code)));
 }
 
 // The same for any count.

@@ -89,3 +89,51 @@ __device__ __forceinline__ __int128 added_up(const Operands& from, int64 e) {
     for (int word = COUNT - 2; word >= 0; word--) value = (value << WORD_BITS) + sums[word];
     return value;
 }
+
+// A magnitude as a rounding needs it: value * 2^(WORD_BITS * word), the last bit of `value` set if anything below was cut.
+struct Magnitude {
+    unsigned __int128 value;
+    int word;
+    bool negative;
+};
+
+// The sum over operands of element e for more words than 128 bits hold, in units of 2^base.
+template <int COUNT>
+__device__ __forceinline__ Magnitude leading_words(const Operands& from, int64 e) {
+    int64 sums[COUNT] = {};
+#pragma unroll 1
+    for (int64 i = 0; i < from.count; i++) {
+        const int* begin = from.begin(i) + e;
+        int64 plane = from.plane_of(i);
+#pragma unroll
+        for (int word = 0; word < COUNT; word++) sums[word] += begin[word * plane];
+    }
+    // Two's complement of digits in [0, 2^26), continued by the last carry.
+    int64 carry = 0;
+#pragma unroll
+    for (int word = 0; word < COUNT; word++) {
+        int64 sum = sums[word] + carry;
+        carry = sum >> WORD_BITS;
+        sums[word] = sum & (RADIX - 1);
+    }
+    bool negative = carry < 0;
+    if (negative) {
+        int64 one = 1;
+#pragma unroll
+        for (int word = 0; word < COUNT; word++) {
+            int64 digit = (RADIX - 1 - sums[word]) + one;
+            one = digit >> WORD_BITS;
+            sums[word] = digit & (RADIX - 1);
+        }
+        carry = ~carry + one;
+    }
+    unsigned __int128 value = static_cast<unsigned __int128>(carry);
+    int last = COUNT;
+    bool cut = false;
+#pragma unroll
+    for (int word = COUNT - 1; word >= 0; word--) {
+        if (value >> (127 - WORD_BITS) == 0) value = value << WORD_BITS | static_cast<uint64>(sums[word]), last = word;
+        else cut |= sums[word] != 0;
+    }
+    return {value | cut, last, negative};
+}

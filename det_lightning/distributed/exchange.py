@@ -207,7 +207,7 @@ def _rounded(window: WindowedDigits, denominator: Fraction, dtype: torch.dtype) 
     """RN(window / denominator)."""
     if window.specials is not None:
         return det_quotient(window.to_digits(), denominator, dtype=dtype)
-    edges = int(window.base.min()), int(window.base.max())
+    edges = tuple(torch.stack(torch.aminmax(window.base)).tolist())
     return _rounded_parts(window.words.unsqueeze(0), window.base, edges, window.states, denominator, dtype)
 
 

@@ -6,6 +6,7 @@ its own and is not concerned.
 
 import random
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -26,9 +27,7 @@ def states() -> State:
         torch_state = torch.random.get_rng_state().numpy().tobytes()
     return {
         "torch": torch_state,
-        "numpy.random": repr(
-            (numpy_state["state"]["pos"], numpy_state["has_gauss"], numpy_state["state"]["key"].tobytes())
-        ),
+        "numpy.random": (numpy_state["state"]["pos"], numpy_state["has_gauss"], numpy_state["state"]["key"].tobytes()),
         "random": random.getstate(),
     }
 
@@ -63,6 +62,14 @@ def refuse_draws(before: State, when: str) -> None:
             f"the cut. Draw with det_lightning.random, for example det_lightning.random.randn_like(x), x a tensor with the "
             f"samples in dimension 0, or in the data set."
         )
+
+
+@contextmanager
+def no_draws(when: str) -> Iterator[None]:
+    """Around code that draws from no global generator; errors as for `refuse_draws`, and one of the code itself as it is."""
+    before = states()
+    yield
+    refuse_draws(before, when)
 
 
 def guarded(batches: Iterator[Any]) -> Iterator[Any]:

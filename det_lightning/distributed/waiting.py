@@ -12,6 +12,7 @@ import torch.distributed as dist
 from det_lightning.errors import LostRankError
 
 _LAST_SECONDS = 0.2
+_OF_GLOO = ("gloo/transport", "timeout caused pair closure")
 
 
 @contextmanager
@@ -33,7 +34,8 @@ def other_ranks(doing: str) -> Iterator[None]:
 
 def tells_of_another_rank(error: BaseException) -> bool:
     """Whether an error only says that another rank was lost: one of `other_ranks`, or torch's where it stands alone."""
-    of_gloo = isinstance(error, RuntimeError) and "gloo/transport" in str(error)  # which has no class of its own
+    # Gloo's errors have no class of their own; those after a timeout do not say where they come from.
+    of_gloo = isinstance(error, RuntimeError) and any(words in str(error) for words in _OF_GLOO)
     return of_gloo or isinstance(error, (LostRankError, dist.DistError))
 
 

@@ -8,7 +8,8 @@ from .cuda import DTYPES, FORMAT_CODES, launch
 
 _THREADS = 128
 _MOST_PARTS = 64
-_MOST_SHORT_WORDS = 4
+_MOST_SHORT_WORDS, _MOST_WORDS_OF_LEADING = 4, 8
+"""What `windowed_round` and `windowed_round_eight` take; `windowed_round_long` takes any number."""
 
 
 def _launch(kernel: str, like: torch.Tensor, elements: int, *arguments: int) -> None:
@@ -138,8 +139,9 @@ def round_sum(
         operands[0].data_ptr(), plane, distance, 0 if table is None else table.data_ptr(), len(operands), count,
         _columns(base, elements), base.data_ptr(), rounded.data_ptr(), FORMAT_CODES[rounded.dtype], denominator,
     )  # fmt: skip
-    if count <= _MOST_SHORT_WORDS:
-        _launch("windowed_round", out, elements, *arguments, *_divisor(denominator))
+    if count <= _MOST_WORDS_OF_LEADING:
+        kernel = "windowed_round" if count <= _MOST_SHORT_WORDS else "windowed_round_eight"
+        _launch(kernel, out, elements, *arguments, *_divisor(denominator))
     else:
         _launch("windowed_round_long", out, elements, *arguments)
     if rounded is not out:

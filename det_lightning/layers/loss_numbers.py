@@ -52,8 +52,7 @@ class LossNumbers:
         """A call was made: its numbers are seen, with those that its operands were made with, if the result has a gradient;
         without one, they wait for a call in which it meets one."""
         made = [value for value in flat(args[0] if name == "setitem" else result) if isinstance(value, Tensor)]
-        gradient = any(value.requires_grad for value in made)
-        if not gradient and (name in _FILLS or all(map(self.holds_no_samples, operands))):
+        if (name in _FILLS or all(map(self.holds_no_samples, operands))) and not any(v.requires_grad for v in made):
             numbers = tuple(self._fillings(name, args, kwargs, operands))
             for value in made:
                 setattr(value, _ATTRIBUTE, () if value.dtype is torch.bool else numbers)

@@ -5,4 +5,4 @@ import torch
 
 def canonical_nan(x: torch.Tensor) -> torch.Tensor:
     """A floating-point tensor of the same shape with every NaN made the quiet, positive, empty one."""
-    return torch.where(x.isnan(), torch.tensor(float("nan"), dtype=x.dtype), x)
+    return x.masked_fill(x.isnan(), float("nan"))

@@ -3,7 +3,7 @@
 import torch
 
 from ..arithmetic.formats import DIGITS, NB
-from ..arithmetic.windowed_digits import MAXIMUM_STATES, words_for
+from ..arithmetic.windowed_digits import LOWEST_BASE, MAXIMUM_STATES, words_for
 from ..errors import DetError, InputError
 from ..kernels.dispatch import kernels_of
 from .exponent_bands import bands_of_exponents
@@ -28,18 +28,17 @@ def gemm_windowed(x: torch.Tensor, w: torch.Tensor) -> WindowedDigits:
     """
     check_operands("gemm_windowed", x, w, "auto")
     shape = (x.shape[0], w.shape[0])
-    if not x.is_cuda or 0 in (*shape, x.shape[1]):
-        result = WindowedDigits.zeros(shape, torch.zeros(shape[0], dtype=torch.int64, device=x.device), 1)
-        return add_gemm_windowed(result, x, w)
+    if 0 in (*shape, x.shape[1]):
+        return WindowedDigits.zeros(shape, torch.zeros(shape[0], dtype=torch.int64, device=x.device), 1)
+    if not x.is_cuda:
+        return _product_of_digits(x.detach(), w.detach())
     kernels = kernels_of("gemm_windowed")
     count = kernels.words_for_product(x, w)
     base = torch.empty(shape[0], dtype=torch.int64, device=x.device)
     words = torch.empty((count, *shape), dtype=torch.int32, device=x.device)
     left = kernels.add(x, w, words, base, True)
     result = WindowedDigits.of_parts(base, words)
-    if left is not None:
-        _add_left(result, x, w, left)
-    return result
+    return result if left is None else _add_left(result, x, w, left, fresh=True)
 
 
 def add_gemm_windowed(target: WindowedDigits, x: torch.Tensor, w: torch.Tensor) -> WindowedDigits:
@@ -58,60 +57,67 @@ def add_gemm_windowed(target: WindowedDigits, x: torch.Tensor, w: torch.Tensor) 
     if 0 in (*target.shape, x.shape[1]):
         return target
     if not x.is_cuda:
-        return _add_full(target, x.detach(), w.detach())
+        return target.add_(_product_of_digits(x.detach(), w.detach()))
     if target.states >= MAXIMUM_STATES:
         target.normalise_()
     left = kernels_of("gemm_windowed").add(x, w, target.words, target.base, False)
     target.states += 1
-    if left is not None:
-        _add_left(target, x, w, left)
-    return target
+    return target if left is None else _add_left(target, x, w, left, fresh=False)
 
 
-def _add_left(target: WindowedDigits, x: torch.Tensor, w: torch.Tensor, elements: torch.Tensor) -> None:
-    """Adds the elements of x @ w.T that the window of `target`, or the number of terms that were cut, left out."""
+def _add_left(
+    target: WindowedDigits, x: torch.Tensor, w: torch.Tensor, elements: torch.Tensor, fresh: bool
+) -> WindowedDigits:
+    """Adds the elements of x @ w.T that were left out of `target`; returns it, or another in its place if it is `fresh`.
+
+    They do not fit its window, or have too many terms of which something was cut.
+    """
     x, w = x.detach(), w.detach()
     total = target.shape.numel()
     if elements.numel() <= total // _MANY:
         _add_elements(target, elements, kernels_of("gemm_windowed").digits_of(elements, x, w))
-        return
-    chosen = None
+        return target
+    if fresh:
+        return _product_in_parts(x, w)
+    product = gemm_windowed(x, w)
     if elements.numel() < total:
         chosen = torch.zeros(tuple(target.shape), dtype=torch.bool, device=x.device)
         chosen.view(-1)[elements] = True
+        product.words *= chosen
+        if product.specials is not None:
+            product.specials *= chosen.unsqueeze(-1)
+    return target.add_(product)
+
+
+def _product_in_parts(x: torch.Tensor, w: torch.Tensor) -> WindowedDigits:
+    """x @ w.T of operands that no window suits: from bands of exponents, or by way of full digits."""
     bands = bands_of_exponents(x, w)
     if bands is None:
-        _add_full(target, x, w, chosen)
-        return
+        return _product_of_digits(x, w)
+    total: WindowedDigits | None = None
     for x_band, w_band in bands:
         product = gemm_windowed(x_band, w_band)
-        if chosen is not None:
-            product.words *= chosen
-        target.add_(product)
+        total = product if total is None else total.add_(product)
+    return total
 
 
-def _add_full(
-    target: WindowedDigits, x: torch.Tensor, w: torch.Tensor, chosen: torch.Tensor | None = None
-) -> WindowedDigits:
-    """target += x @ w.T, or those elements of it that are `chosen`, bool [M, N], from full digits of some rows at a time."""
+def _product_of_digits(x: torch.Tensor, w: torch.Tensor) -> WindowedDigits:
+    """x @ w.T by way of full digits, of some rows at a time, in the smallest window."""
     rows = max(1, _ELEMENTS_AT_ONCE // w.shape[0])
-    blocks = []
-    for first in range(0, x.shape[0], rows):
-        digits = det_gemm_partial(x[first : first + rows], w)
-        if chosen is not None:
-            digits[~chosen[first : first + rows]] = 0
-        blocks.append(WindowedDigits.from_digits(digits))
+    firsts = range(0, x.shape[0], rows)
+    blocks = [WindowedDigits.from_digits(det_gemm_partial(x[first : first + rows], w)) for first in firsts]
     if len(blocks) == 1:
-        return target.add_(blocks[0])
+        return blocks[0]
     count = max(block.words.shape[0] for block in blocks)
-    product = WindowedDigits.zeros(target.shape, torch.cat([block.base for block in blocks]), count)
+    shape = (x.shape[0], w.shape[0])
+    product = WindowedDigits.zeros(shape, torch.cat([block.base for block in blocks]), count)
     if any(block.specials is not None for block in blocks):
-        product.specials = torch.zeros((*target.shape, NB - DIGITS), dtype=torch.int64, device=x.device)
-    for i, block in zip(range(0, x.shape[0], rows), blocks, strict=True):
-        product.words[: block.words.shape[0], i : i + rows] = block.words
+        product.specials = torch.zeros((*shape, NB - DIGITS), dtype=torch.int64, device=x.device)
+    for first, block in zip(firsts, blocks, strict=True):
+        product.words[: block.words.shape[0], first : first + rows] = block.words
         if block.specials is not None:
-            product.specials[i : i + rows] = block.specials
-    return target.add_(product)
+            product.specials[first : first + rows] = block.specials
+    return product
 
 
 def _add_elements(target: WindowedDigits, elements: torch.Tensor, digits: torch.Tensor) -> None:
@@ -121,16 +127,19 @@ def _add_elements(target: WindowedDigits, elements: torch.Tensor, digits: torch.
     """
     kernels = kernels_of("windowed_digits")
     rows = elements // target.shape[1]
-    low, high = kernels.bounds(digits, digits.shape[0])
-    there = low <= high
-    base = target.base.scatter_reduce(0, rows[there], low[there], "amin")
-    widest = int((high - base[rows])[there].max()) if bool(there.any()) else 0
-    target.grow_(base, max(target.words.shape[0], words_for(0, widest)))
     words = torch.empty((target.words.shape[0], elements.numel()), dtype=torch.int32, device=digits.device)
     if not kernels.from_states(digits, target.base[rows], words):
-        raise DetError(
-            "add_gemm_windowed: a window that was made for some values does not hold them; please report this"
-        )
+        low, high = kernels.bounds(digits, digits.shape[0])
+        there = low <= high
+        lower = (low - _MARGIN_BITS * (low < target.base[rows])).clamp(min=LOWEST_BASE)
+        base = target.base.scatter_reduce(0, rows[there], lower[there], "amin")
+        widest = int((high - base[rows])[there].max())
+        target.grow_(base, max(target.words.shape[0], words_for(0, widest)))
+        words = torch.empty((target.words.shape[0], elements.numel()), dtype=torch.int32, device=digits.device)
+        if not kernels.from_states(digits, target.base[rows], words):
+            raise DetError(
+                "add_gemm_windowed: a window that was made for some values does not hold them; please report this"
+            )
     planes = target.words.view(target.words.shape[0], -1)
     if target.states > MAXIMUM_STATES - 1:
         target.normalise_()

@@ -14,7 +14,7 @@ def scaled(tensor: torch.Tensor, factor: float) -> torch.Tensor:
 def divided(tensor: torch.Tensor, divisor: float) -> torch.Tensor:
     """RN(tensor / RN(divisor)). The divisor lies on the tensor's device: CUDA multiplies by the reciprocal of a number
     that lies on the host, which rounds twice."""
-    return tensor / torch.tensor(divisor, dtype=tensor.dtype, device=tensor.device)
+    return tensor / torch.full((), divisor, dtype=tensor.dtype, device=tensor.device)
 
 
 def store(target: torch.Tensor, value: torch.Tensor) -> None:

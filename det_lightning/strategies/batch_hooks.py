@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
-from det_lightning.distributed.random_guard import refuse_draws, states
+from det_lightning.distributed.random_guard import no_draws
 from det_lightning.errors import UncoveredError
 
 
@@ -43,11 +43,8 @@ def cover_before_transfer(module: torch.nn.Module, mode: Callable[[], AbstractCo
     def covered(batch: Any, dataloader_idx: int = 0) -> Any:
         if not module.trainer.training:
             return inner(batch, dataloader_idx)
-        generators = states()
-        with mode():
-            batch = inner(batch, dataloader_idx)
-        refuse_draws(generators, "in on_before_batch_transfer")
-        return batch
+        with no_draws("in on_before_batch_transfer"), mode():
+            return inner(batch, dataloader_idx)
 
     module.__dict__["_on_before_batch_transfer"] = covered
 

@@ -14,6 +14,7 @@ from det_lightning.distributed.declared_stream import StreamOrder
 from det_lightning.distributed.listed_order import ListedOrder, Listing, listed_order
 from det_lightning.distributed.sample_order import SampleOrder, Slice
 from det_lightning.distributed.slice_loader import SliceLoader, SliceSampler, check_loader, is_shuffled, own_sampler
+from det_lightning.distributed.waiting import other_ranks
 from det_lightning.errors import InputError, UncoveredError
 from det_lightning.ledger.digest import value_digest
 from det_lightning.strategies.accumulation import Accumulation, accumulation_of, follow
@@ -167,7 +168,9 @@ def check_same(order: SampleOrder) -> None:
     if not dist.is_initialized() or dist.get_world_size() == 1:
         return
     orders: list[dict[str, Any]] = [{}] * dist.get_world_size()
-    dist.all_gather_object(orders, lasting(order))
+    mine = lasting(order)
+    with other_ranks("the order of samples was compared over the ranks"):
+        dist.all_gather_object(orders, mine)
     for rank, other in enumerate(orders):
         name = next((name for name in orders[0] if other.get(name) != orders[0][name]), None)
         if name == "listing":

@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.utils.data import IterableDataset
 
 from det_lightning.distributed.metric_reduce import reduce_metric
-from det_lightning.distributed.random_guard import refuse_draws, states
+from det_lightning.distributed.random_guard import no_draws
 from det_lightning.errors import InputError, UncoveredError
 from det_lightning.layers.convert import convert, refuse_hooks, restore
 from det_lightning.layers.function_mode import FunctionMode
@@ -178,10 +178,11 @@ class DetStrategyMixin(StepMixin):
         """Under the function mode too: the hook on_after_batch_transfer computes on whole micro-batches."""
         if not self.lightning_module.trainer.training:
             return super().batch_to_device(batch, device, dataloader_idx)
-        generators = states()
-        with self._mode(sink=None, phase="transfer"):
+        with (
+            no_draws("in a hook that transfers a batch or changes it afterwards"),
+            self._mode(sink=None, phase="transfer"),
+        ):
             batch = super().batch_to_device(batch, device, dataloader_idx)
-        refuse_draws(generators, "in a hook that transfers a batch or changes it afterwards")
         self._marks.note(batch)
         return batch
 

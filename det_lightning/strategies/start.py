@@ -4,6 +4,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from det_lightning.distributed.waiting import other_ranks
 from det_lightning.errors import UncoveredError
 
 _WHOLE = (
@@ -20,11 +21,11 @@ def broadcast_state(module: nn.Module) -> None:
 
 
 def _broadcast(tensor: Tensor) -> None:
-    """The first rank's values on every rank; through a contiguous copy of a format that every backend moves."""
-    whole = torch.view_as_real(tensor) if tensor.is_complex() else tensor
-    sent = (whole.to(torch.uint8) if whole.dtype is torch.bool else whole).contiguous()
-    dist.broadcast(sent, src=0)
-    whole.copy_(sent)
+    """The first rank's values on every rank; as bytes, which every backend moves."""
+    whole = tensor.contiguous()
+    with other_ranks("rank 0's state was sent to every rank"):
+        dist.broadcast(whole.view(-1).view(torch.uint8), src=0)
+    tensor.copy_(whole)
 
 
 def check_whole(module: nn.Module) -> None:

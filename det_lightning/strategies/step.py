@@ -11,7 +11,7 @@ from typing import Any
 
 from torch import Tensor
 
-from det_lightning.distributed.random_guard import refuse_draws, states
+from det_lightning.distributed.random_guard import no_draws
 from det_lightning.distributed.reducer import GradientReducer
 from det_lightning.distributed.replicas import check_replicas
 from det_lightning.distributed.sample_order import Slice
@@ -89,16 +89,16 @@ class StepMixin:
             of=self.lightning_module.trainer.accumulate_grad_batches,
         )
         self._running = mode = self._mode(sink=self._reducer, phase="step")
-        self._digest, generators = self.training_data.current_digest, states()
+        self._digest = self.training_data.current_digest
         try:
             with (
+                no_draws("in training_step"),
                 covered_checkpointing(mode.again),
                 surroundings(self.lightning_module, mode, weightless=here.empty, window=(here.epoch, here.step)),
             ):
                 output = super().training_step(*args, **kwargs)
         finally:
             self._running = None
-        refuse_draws(generators, "in training_step")
         if not self.lightning_module.automatic_optimization:
             return output
         self._watch.end(self.lightning_module, self.optimizers)

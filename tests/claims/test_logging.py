@@ -5,6 +5,7 @@ Cases C39, C40 and the open report that an epoch's mean truncates its counts.
 
 from dataclasses import replace
 from functools import cache
+from itertools import chain
 
 import numpy as np
 import pytest
@@ -17,7 +18,8 @@ from torchmetrics import Accuracy
 from det_lightning.ops.means import exact_mean
 from det_lightning.strategies.given_ranks import free_port
 from tests.claims.processes import on_ranks
-from tests.claims.trainings import CLASSES, Network, Run, Split, train
+from tests.claims.trainings import CLASSES, Network, Run, Split, spread_samples, train
+from tests.ops.exact_oracle import rounded
 
 SPLITS = [Split(1, 12, 1), Split(1, 3, 4), Split(2, 3, 2), Split(3, 4, 1)]
 
@@ -28,6 +30,7 @@ class Logs(Network):
     def __init__(self):
         super().__init__()
         self.accuracy = Accuracy("multiclass", num_classes=CLASSES, average="micro")
+        self.items = []  # the losses and classes of every micro-batch
 
     def training_step(self, batch, batch_idx):
         x, y = batch
@@ -38,6 +41,7 @@ class Logs(Network):
         self.log("scaled", 0.1 * loss.detach() + 1.5, **both)
         self.log("right", (logits.argmax(1) == y).float().mean(), **both)
         losses = F.cross_entropy(logits, y, reduction="none")
+        self.items.append((losses.detach(), y))
         self.log("of some", exact_mean(losses, y > 1), **both)
         self.log("summed", F.cross_entropy(logits, y, reduction="sum"), reduce_fx="sum", **both)
         self.log("count", float(len(x)), reduce_fx="sum", **both)
@@ -60,12 +64,14 @@ class Logs(Network):
 
 
 class Watch(Callback):
-    """Keeps what was logged at every step and at the end of every epoch."""
+    """Keeps what was logged at every step and at the end of every epoch, and the items of every micro-batch."""
 
     def __init__(self):
         self.steps, self.epochs, self.done = [], [], 0
+        self.items: list[tuple[list[float], list[int]]] = []
 
     def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx):
+        self.items += [tuple(each.tolist() for each in pl_module.items.pop())]
         if trainer.global_step != self.done:
             self.done = trainer.global_step
             names = sorted(name for name in trainer.logged_metrics if name.endswith("_step"))
@@ -84,7 +90,7 @@ TRAINER = {"max_epochs": 3, "log_every_n_steps": 1}
 def watched(rank, world_size, port, run: Run):
     watch = Watch()
     outcome = train(rank, world_size, port, replace(run, callbacks=(*run.callbacks, watch)))
-    return outcome, watch.steps, watch.epochs
+    return outcome, watch.steps, watch.epochs, watch.items
 
 
 @cache
@@ -94,30 +100,57 @@ def at(split: Split):
 
 @pytest.mark.parametrize("split", [*SPLITS[1:3], pytest.param(SPLITS[3], marks=pytest.mark.slow)], ids=str)
 def test_C39_C40_every_logged_value_is_the_same_at_every_split(split):
-    outcome, steps, epochs = at(split)
-    expected, expected_steps, expected_epochs = at(SPLITS[0])
+    outcome, steps, epochs, _ = at(split)
+    expected, expected_steps, expected_epochs, _ = at(SPLITS[0])
     assert epochs == expected_epochs and len(epochs) == 3
     assert steps == expected_steps and len(steps) == 12
     assert outcome.weights == expected.weights
     assert outcome.rates == expected.rates
 
 
+def over(items: list[float], denominator: int = 1) -> np.float32:
+    """Their exact sum over the denominator, rounded once."""
+    return np.uint32(rounded(items, torch.float32, denominator)).view(np.float32)
+
+
+def expected_of(losses: list[float], classes: list[int]) -> dict[str, np.float32]:
+    mean, some = over(losses, len(losses)), [loss for loss, y in zip(losses, classes, strict=True) if y > 1]
+    return {
+        "loss": mean,
+        "scaled": np.float32(0.1) * mean + np.float32(1.5),
+        "of some": over(some, len(some)),
+        "summed": over(losses),
+        "count": np.float32(len(losses)),
+        "constant": np.float32(0.1),
+    }
+
+
 def test_they_are_what_they_are_named():
-    """43 samples in steps of 12, 12, 12 and 7: an epoch's mean is over samples, not over steps."""
-    outcome, steps, epochs = at(SPLITS[0])
+    """43 samples in steps of 12, 12, 12 and 7: an epoch's mean is over samples, not over steps, and rounded once."""
+    outcome, steps, epochs, items = at(SPLITS[0])
     assert len(set(outcome.rates)) > 1, "the plateau is reached"
-    values = {name: float.fromhex(value) for name, value in epochs[0].items()}
-    losses = [float(np.frombuffer(loss, np.float32)[0]) for loss in outcome.losses[:4]]
-    mean = (12 * sum(losses[:3]) + 7 * losses[3]) / 43
-    assert values["loss_epoch"] == pytest.approx(mean, rel=1e-6)
-    assert values["scaled_epoch"] == pytest.approx(0.1 * mean + 1.5, rel=1e-6)
-    assert values["summed_epoch"] == pytest.approx(43 * mean, rel=1e-6)
-    assert values["count_epoch"] == 43 and values["constant_epoch"] == np.float32(0.1)
-    for step, loss in zip(steps, losses, strict=False):
-        assert float.fromhex(step["loss_step"]) == loss, "a step's loss is the one over the global batch"
-        assert float.fromhex(step["count_step"]) in (12, 7)
-    assert values["accuracy"] * 13 == pytest.approx(round(values["accuracy"] * 13))
-    assert values["share"] == np.float32(round(values["share"] * 13) / 13)
+    assert [len(losses) for losses, _ in items] == [12, 12, 12, 7] * 3
+    for first, epoch in zip((0, 4, 8), epochs, strict=True):
+        values = {name: float.fromhex(value) for name, value in epoch.items()}
+        losses, classes = ([*chain(*part)] for part in zip(*items[first : first + 4], strict=True))
+        for name, value in expected_of(losses, classes).items():
+            assert values[f"{name}_epoch"] == value, name
+        assert values["largest"] == max(losses)
+        assert values["right_epoch"] == np.float32(round(values["right_epoch"] * 43) / 43)
+        assert values["accuracy"] == np.float32(round(values["accuracy"] * 13) / 13)
+        assert values["share"] == np.float32(float((spread_samples(13).tensors[1] > 2).sum()) / 13)
+    for step, of_step, loss in zip(steps, items, outcome.losses, strict=True):
+        for name, value in expected_of(*of_step).items():
+            assert float.fromhex(step[f"{name}_step"]) == value, name
+        assert float.fromhex(step["loss_step"]) == np.frombuffer(loss, np.float32)[0], "of the global batch"
+
+
+def test_step_losses_added_up_in_float32_fail_the_same_check():
+    _, _, epochs, items = at(SPLITS[0])
+    found = [float.fromhex(epoch["loss_epoch"]) for epoch in epochs]
+    weighted = [over(losses, len(losses)) * np.float32(len(losses)) for losses, _ in items]
+    means = [float(sum(weighted[first : first + 4], np.float32(0)) / np.float32(43)) for first in (0, 4, 8)]
+    assert found != means and found == pytest.approx(means, rel=1e-6)
 
 
 def test_stock_logging_fails_the_same_check():
@@ -129,14 +162,14 @@ def test_stock_logging_fails_the_same_check():
 
 def test_an_epoch_that_is_interrupted_keeps_what_was_logged(tmp_path):
     """The plateau looks at the whole epoch's mean, also after a resume within it at another split."""
-    expected, _, expected_epochs = at(SPLITS[0])
+    expected, _, expected_epochs, _ = at(SPLITS[0])
     saving = replace(RUN, split=SPLITS[2], trainer=TRAINER, save_every=6, checkpoint=tmp_path / "last.ckpt")
     assert on_ranks(2, watched, saving)[0][2] == expected_epochs
     state = torch.load(tmp_path / "step=6.ckpt", weights_only=True)["det_lightning"]["logged"]
     assert (state["epoch"], state["step"]) == (1, 2) and state["sums"]
     for split in (SPLITS[1], SPLITS[2]):
         resume = replace(RUN, split=split, trainer=TRAINER, resume=tmp_path / "step=6.ckpt")
-        outcome, _, epochs = on_ranks(split.world_size, watched, resume)[0]
+        outcome, _, epochs, _ = on_ranks(split.world_size, watched, resume)[0]
         assert epochs == expected_epochs[1:]
         assert outcome.weights == expected.weights[6:]
         assert outcome.rates == expected.rates[6:]
@@ -154,14 +187,13 @@ class SavesWithinAStep(Callback):
 
 
 def test_a_checkpoint_within_a_step_keeps_what_was_logged_before_it(tmp_path):
-    expected, _, expected_epochs = at(SPLITS[0])
+    expected, _, expected_epochs, _ = at(SPLITS[0])
     split = next(split for split in SPLITS if split.world_size > 1 and split.accumulate > 1)
     callbacks = (SavesWithinAStep(tmp_path / "within.ckpt"),)
     saved = on_ranks(split.world_size, watched, replace(RUN, split=split, trainer=TRAINER, callbacks=callbacks))[0]
     assert saved[2] == expected_epochs
-    outcome, _, epochs = on_ranks(1, watched, replace(RUN, split=SPLITS[0], trainer=TRAINER, resume=callbacks[0].path))[
-        0
-    ]
+    resume = replace(RUN, split=SPLITS[0], trainer=TRAINER, resume=callbacks[0].path)
+    outcome, _, epochs, _ = on_ranks(1, watched, resume)[0]
     assert epochs == expected_epochs[1:]
     assert (outcome.weights, outcome.rates) == (expected.weights[6:], expected.rates[6:])
 

@@ -18,7 +18,7 @@ from . import emulator as emulation  # noqa: E402
 
 pytestmark = pytest.mark.skipif(emulation.COMPILER is None, reason="no g++ since 12")
 
-KERNELS = "needs needs_of_words agree from_states add_to_states grow carry round round_long".split()
+KERNELS = "needs needs_of_words agree from_states add_to_states grow carry round round_eight round_long".split()
 CASE = 'if (asked == "windowed_{0}") return grid::call(windowed_{0}, columns, rows, count, values), 0;'
 PROGRAM = f"""
 #include "call.h"
@@ -110,7 +110,20 @@ def windows(words: int, parts: int, gap: int = 0) -> list[WindowedDigits]:
 
 
 @pytest.mark.parametrize(
-    ("words", "parts", "apart"), [(1, 1, 0), (2, 3, 0), (3, 1, 0), (3, 2, 1), (4, 2, 0), (5, 2, 1), (9, 1, 0)]
+    ("words", "parts", "apart"),
+    [
+        (1, 1, 0),
+        (2, 3, 0),
+        (3, 1, 0),
+        (3, 2, 1),
+        (4, 2, 0),
+        (5, 1, 0),
+        (5, 2, 1),
+        (6, 3, 0),
+        (7, 1, 0),
+        (8, 2, 0),
+        (9, 1, 0),
+    ],
 )
 @pytest.mark.parametrize("name", ["float32", "bfloat16", "float16"])
 def test_sums_of_windows_divided_and_rounded_once(launched, words, parts, apart, name):
@@ -123,12 +136,29 @@ def test_sums_of_windows_divided_and_rounded_once(launched, words, parts, apart,
         on_cpu.round_sum(planes, base, FORMATS[name], denominator, expected)
         bits = torch.int32 if dtype is torch.float32 else torch.int16
         assert torch.equal(found.view(bits), expected.view(bits)), denominator
-    assert launched["round" if words <= 4 else "round_long"] == 6
+    assert launched["round" if words <= 4 else "round_eight" if words <= 8 else "round_long"] == 6
     # Rounding the sum before the division is another number.
     once = torch.empty(7 * 41, dtype=dtype)
     emulated.round_sum(planes, base, FORMATS[name], 1, once)
     emulated.round_sum(planes, base, FORMATS[name], 3, found)
     assert words == 1 or name == "float16" or not torch.equal((once.float() / 3).to(dtype).view(bits), found.view(bits))
+
+
+@pytest.mark.parametrize("words", [4, 5, 6, 7, 8])
+def test_words_of_any_size_and_sums_that_cancel_far_down(words):
+    generator = torch.Generator().manual_seed(words)
+    extremes = torch.tensor(
+        [-(2**31), 2**31 - 1, 0, 0, 0, 1, -1, 2**25, -(2**25), 2**26, -(2**26), 2**30], dtype=torch.int32
+    )
+    memory = extremes[torch.randint(len(extremes), (2, words, 4000), generator=generator)]
+    memory[1, :, :1500] = -memory[0, :, :1500]  # all that is left is in the lowest words
+    memory[1, 0, :1500] += torch.randint(-2, 3, (1500,), generator=generator, dtype=torch.int32)
+    base = torch.tensor([-298, -230, -180, -150])
+    for denominator in (1, 3, 2**31 - 1):
+        found, expected = torch.empty((2, 4000))
+        emulated.round_sum(list(memory), base, FORMATS["float32"], denominator, found)
+        on_cpu.round_sum(list(memory), base, FORMATS["float32"], denominator, expected)
+        assert torch.equal(found.view(torch.int32), expected.view(torch.int32))
 
 
 def test_states_growth_and_carries():

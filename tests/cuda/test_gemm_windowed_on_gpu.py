@@ -104,8 +104,8 @@ def test_rows_that_span_more_than_a_cut_are_split_by_exponents(side, monkeypatch
     operands = (sure, plain) if side == 0 else (plain, sure)
     wanted = det_gemm_partial(*operands)
     full, bands = [], []
-    add_full, split = module._add_full, module.bands_of_exponents
-    monkeypatch.setattr(module, "_add_full", lambda *given: full.append(given) or add_full(*given))
+    of_digits, split = module._product_of_digits, module.bands_of_exponents
+    monkeypatch.setattr(module, "_product_of_digits", lambda x, w: full.append(x) or of_digits(x, w))
     monkeypatch.setattr(module, "bands_of_exponents", lambda x, w: bands.append(x) or split(x, w))
     total = gemm_windowed(*(each.to(DEVICE) for each in operands))
     assert_same(total, wanted)
@@ -117,3 +117,15 @@ def test_rows_that_span_more_than_a_cut_are_split_by_exponents(side, monkeypatch
     operands[0][2, 3] = float("inf")
     assert_same(gemm_windowed(*(each.to(DEVICE) for each in operands)), det_gemm_partial(*operands))
     assert full
+
+
+def test_rows_of_zeros_have_a_window_that_suits_the_next_product(monkeypatch):
+    """As units that no sample of one micro-batch wakes."""
+    rng = numbers(26)
+    x, other, w = (normal(rng, FLOAT32, (rows, 64)) for rows in (140, 140, 70))
+    x[::3] = 0
+    on_device = [each.to(DEVICE) for each in (x, other, w)]
+    total = gemm_windowed(on_device[0], on_device[2])
+    monkeypatch.setattr(module, "_add_left", lambda *given, fresh: pytest.fail("elements were left out"))
+    add_gemm_windowed(total, *on_device[1:])
+    assert_same(total, normalise_digits(det_gemm_partial(x, w) + det_gemm_partial(other, w)))

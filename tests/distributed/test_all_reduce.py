@@ -2,6 +2,7 @@
 
 import math
 import os
+import re
 from fractions import Fraction
 
 import pytest
@@ -144,6 +145,35 @@ def test_doubles_are_exact_too_and_infinities_do_not_stop_them(reduced):
     assert cancelling == 1 / 3 != (1e16 + 1.0 - 1e16) / 3
     assert math.isnan(special)
     assert others == [float(sum(map(Fraction, column)) / 3) for column in DOUBLES[2:]]
+
+
+REFUSED = {
+    "median": (torch.ones(2), "reduce_op='median'.*allowed are mean, avg, sum"),
+    "sum": (torch.ones(2, dtype=torch.complex64), "sum over ranks .* got torch.complex64"),
+    "mean": (torch.ones(2).to(torch.float8_e4m3fn), "mean over ranks .* got torch.float8_e4m3fn"),
+    "max": (torch.ones(2, dtype=torch.int16), "max over ranks .* got torch.int16"),
+    "band": (torch.ones(2), "band over ranks .* got torch.float32"),
+}
+
+
+def refusals(rank: int, world_size: int, port: int) -> dict[str, str]:
+    join(rank, world_size, port)
+    messages = {}
+    for operation, (value, _) in REFUSED.items():
+        with pytest.raises(InputError) as raised:
+            reduce_metric(value, None, operation)
+        messages[operation] = str(raised.value)
+    assert reduce_metric(torch.ones(2, dtype=torch.int16), None, "sum").dtype is torch.int16
+    dist.get_backend = lambda group: "nccl"  # of this process alone
+    with pytest.raises(InputError, match="NCCL reduces tensors on GPUs; got one on cpu"):
+        reduce_metric(torch.ones(2), None, "sum")
+    return messages
+
+
+def test_what_cannot_be_reduced_is_refused_by_name():
+    messages = on_ranks(1, refusals)[0]
+    for operation, (_, message) in REFUSED.items():
+        assert re.search(message, messages[operation])
 
 
 def test_outside_a_process_group_a_metric_is_its_own_mean():

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, Dataset
 
-from det_lightning.distributed.random_guard import check, states
+from det_lightning.distributed.random_guard import check, no_draws, states
 from det_lightning.distributed.sample_order import SampleOrder
 from det_lightning.distributed.slice_loader import SliceLoader, SliceSampler
 from det_lightning.errors import UncoveredError
@@ -89,3 +89,19 @@ def test_every_draw_changes_its_state_and_only_that():
     before = states()
     np.random.standard_normal()
     assert states()["numpy.random"] != before["numpy.random"]
+
+
+@pytest.mark.parametrize("name", DRAWS)
+def test_a_block_that_draws_is_refused_by_when_it_ran(name):
+    refused = pytest.raises(UncoveredError, match=rf"^in a block the global generator of {name} was drawn from")
+    with refused, no_draws("in a block"):
+        DRAWS[name](0)
+    with no_draws("in a block"):
+        of_its_own(0)
+
+
+def test_the_error_of_a_block_that_drew_is_not_hidden_by_the_refusal():
+    with pytest.raises(ValueError, match="of the block's own") as raised, no_draws("in a block"):
+        random.random()
+        raise ValueError("of the block's own")
+    assert raised.value.__context__ is None

@@ -1,5 +1,7 @@
 """Calls of stock losses whose arguments do not fit, with the argument named and the line to write."""
 
+from fractions import Fraction
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -7,6 +9,8 @@ import torch.nn.functional as F
 from det_lightning.errors import InputError, UncoveredError
 from det_lightning.layers.loss_calls import loss_call
 from det_lightning.ops.means import exact_mean, item_digits, quotient_of
+from tests.ops.exact_oracle import from_patterns, rounded
+from tests.same_bits import assert_same_bits
 
 
 def called(func, *args, **kwargs):
@@ -47,6 +51,9 @@ def test_a_mean_with_item_weights_divides_by_what_torch_divides_by():
         mean = quotient_of(item_digits(items.values), items.denominator)
         assert mean.item() == pytest.approx(func(x, y, weight=weight).item(), rel=1e-6)
         divided_by_weights = func in (F.mse_loss, F.l1_loss)
+        divisor = sum(map(Fraction, weight.flatten().tolist())) if divided_by_weights else items.values.numel()
+        exact = rounded(items.values.flatten().tolist(), torch.float32, divisor)
+        assert_same_bits(mean, from_patterns([exact], (), torch.float32))
         assert (items.key[0] == "weights") == divided_by_weights
         assert called(func, x, y, weight=weight, reduction="sum").key[0] == "items"
     assert called(F.mse_loss, x.bfloat16(), y, weight=weight.bfloat16()).values.dtype is torch.float32

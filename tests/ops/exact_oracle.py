@@ -19,8 +19,8 @@ def float32(patterns: Iterable[int]) -> torch.Tensor:
     return torch.tensor(list(patterns), dtype=torch.int64).to(torch.int32).view(torch.float32)
 
 
-def rounded(terms: list[float] | list[Fraction], dtype: torch.dtype, denominator: int = 1) -> int:
-    """Bits of the exact sum of `terms`, fractions or special floats, rounded once to `dtype`."""
+def rounded(terms: list[float] | list[Fraction], dtype: torch.dtype, denominator: int | Fraction = 1) -> int:
+    """Bits of the exact sum of `terms`, fractions or special floats, over `denominator`, rounded once to `dtype`."""
     form = FORMATS[str(dtype).removeprefix("torch.")]
     special = [t for t in terms if isinstance(t, float) and not math.isfinite(t)]
     if special:

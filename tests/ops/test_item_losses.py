@@ -1,4 +1,4 @@
-"""Each loss against its written sequence in NumPy float32, and close to the real value; gradients are RN(g f')."""
+"""Each loss against its written sequence in NumPy float32, and close to the stock value; gradients are RN(g f')."""
 
 import math
 
@@ -46,25 +46,76 @@ def test_values_and_gradients_are_near_the_stock_ones(kind):
         assert float(np.max(np.abs(a.detach().numpy() - b.detach().numpy()) / scale)) < 2e-5
 
 
-def test_mse_huber_and_smooth_l1_are_the_written_sequences():
-    x, y = (each.numpy() for each in inputs("mse"))
-    d = x - y
-    b = F32(0.7)
-    half = F32(0.5 * 0.7)
-    expected = {
-        "mse": d * d,
-        "l1": np.abs(d),
-        "smooth_l1": np.where(np.abs(d) < b, d * d * F32(0.5) / b, np.abs(d) - half),
-        "huber": np.where(np.abs(d) <= b, d * d * F32(0.5), b * (np.abs(d) - half)),
-    }
-    for kind, items in expected.items():
-        found = loss_items(kind, torch.from_numpy(x), torch.from_numpy(y), *PARAMETERS.get(kind, ()))
-        assert found.numpy().tobytes() == items.tobytes()
-
-
 def function(name: str, x: np.float32) -> np.float32:
     """The correctly rounded function by its definition on integers."""
     return np.uint32(getattr(elementary, name)(int(F32(x).view(np.uint32)))).view(F32)
+
+
+BOUND = F32(0.7)  # beta of smooth_l1 and delta of huber
+
+
+def of_a_difference(kind: str, d: np.float32) -> tuple[np.float32, np.float32]:
+    size, sign, square, beyond = abs(d), F32(np.sign(d)), F32(d * d), F32(abs(d) - F32(0.5 * 0.7))
+    if kind == "mse":
+        return square, F32(F32(2) * d)
+    if kind == "l1":
+        return size, sign
+    if kind == "smooth_l1":
+        return (F32(F32(square * F32(0.5)) / BOUND), F32(d / BOUND)) if size < BOUND else (beyond, sign)
+    return (F32(square * F32(0.5)), d) if size <= BOUND else (F32(BOUND * beyond), F32(BOUND * sign))
+
+
+def of_a_logit(x: np.float32, y: np.float32) -> tuple[np.float32, np.float32]:
+    e = function("exp", -abs(x))
+    more = F32(1 + e)
+    probability = F32(1 / more) if x >= 0 else F32(e / more)
+    item = F32(F32(max(x, F32(0)) - F32(x * y)) + function("log", more))
+    return item, F32(probability - y)
+
+
+def of_a_probability(x: np.float32, y: np.float32) -> tuple[np.float32, np.float32]:
+    rest = F32(1 - x)
+    log, log_rest = (max(function("log", each), F32(-100)) for each in (x, rest))
+    item = -F32(F32(y * log) + F32(F32(1 - y) * log_rest))
+    return item, F32(F32(x - y) / max(F32(x * rest), F32(2.0**-40)))
+
+
+def written(kind: str, x: np.float32, y: np.float32) -> tuple[np.float32, np.float32]:
+    """(item, derivative) by the sequence at the head of the module."""
+    if kind == "bce_logits":
+        return of_a_logit(x, y)
+    return of_a_probability(x, y) if kind == "bce" else of_a_difference(kind, F32(x - y))
+
+
+# Where the sequences branch, and where floats end.
+CORNERS = {
+    "bce_logits": [(0.0, 0.3), (-0.0, 0.3), (120.0, 0.0), (-120.0, 1.0), (1e-40, 0.5), (3e38, 0.5), (-3e38, 0.5)],
+    "bce": [(0.0, 0.0), (0.0, 1.0), (1.0, 0.0), (1.0, 1.0), (2.0**-149, 0.5), (1 - 2.0**-24, 0.5), (2.0**-41, 1.0)],
+    "difference": [(1.0, 1.0), (-0.0, 0.0), (0.7, 0.0), (-0.7, 0.0), (1e-40, 0.0), (0.0, 1e-22), (3e38, -3e38)],
+}
+
+
+@pytest.mark.parametrize("kind", LOSSES)
+@np.errstate(over="ignore", under="ignore")
+def test_items_and_gradients_follow_the_written_sequence(kind):
+    x, y = (
+        torch.cat([each[:80], torch.tensor(corner)])
+        for each, corner in zip(inputs(kind), zip(*CORNERS.get(kind, CORNERS["difference"]), strict=True), strict=True)
+    )
+    items, derivative = zip(*[written(kind, *each) for each in zip(x.numpy(), y.numpy(), strict=True)], strict=True)
+    upstream = torch.linspace(-1.0, 2.0, len(x))
+    x.requires_grad_()
+    found = loss_items(kind, x, y, *PARAMETERS.get(kind, ()))
+    found.backward(upstream)
+    assert_same_bits(found.detach(), torch.from_numpy(np.array(items, F32)))
+    assert_same_bits(x.grad, upstream * torch.from_numpy(np.array(derivative, F32)))
+
+
+def test_the_stock_loss_fails_the_same_check():
+    x, y = inputs("bce_logits")
+    items = np.array([of_a_logit(*each)[0] for each in zip(x.numpy(), y.numpy(), strict=True)], F32)
+    stock = F.binary_cross_entropy_with_logits(x, y, reduction="none")
+    assert stock.numpy().tobytes() != items.tobytes()
 
 
 def with_pos_weight(x: np.float32, y: np.float32, p: np.float32) -> tuple[np.float32, np.float32]:
@@ -121,10 +172,11 @@ def test_an_element_does_not_depend_on_its_place_or_neighbours():
 
 
 def test_special_values():
-    nan, inf = math.nan, math.inf
-    assert loss_items("mse", torch.tensor([nan, inf, 1e30]), torch.zeros(3)).tolist()[1:] == [inf, inf]
+    nan, inf, canonical, infinity = math.nan, math.inf, 0x7FC00000, 0x7F800000
+    found = loss_items("mse", torch.tensor([nan, inf, 1e30]), torch.zeros(3))
+    assert found.view(torch.int32).tolist() == [canonical, infinity, infinity]
     found = loss_items("bce_logits", torch.tensor([nan, inf, -inf, 1e4, -1e4]), torch.tensor([1.0, 1.0, 0.0, 0.0, 0.0]))
-    assert found.view(torch.int32)[0] == 0x7FC00000
+    assert found[:3].view(torch.int32).tolist() == [canonical] * 3
     assert found.tolist()[3:] == [1e4, 0.0]
 
 

@@ -24,6 +24,7 @@ class Buffers(Network):
         self.register_buffer("count", torch.tensor(7))
         self.register_buffer("nothing", torch.zeros(0))
         self.register_buffer("phase", torch.rand(2, dtype=torch.complex64))
+        self.register_buffer("short", torch.randint(99, (3, 2), dtype=torch.int16).t())
 
 
 def train_unlike(rank, world_size, port):
