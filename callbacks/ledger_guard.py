@@ -119,7 +119,8 @@ class LedgerGuard(Callback):
         if reader.record(step).trace == self._ledger.state_dict().get("trace"):
             return None
         with LedgerReader(self._ledger.path) as own:
-            found = difference_at(reader, own, step)
+            last_match = step - 1 if _agree(reader, own, step - 1) else None
+            found = difference_at(reader, own, step, last_match=last_match)
         return found if found.found else None
 
     def _write_dump(self, trainer, pl_module, batch: Any) -> None:
@@ -139,6 +140,12 @@ class LedgerGuard(Callback):
         torch.save(kept, folder / "tensors.pt")
         told = asdict(self.difference) | {"explanation": explanation(self.difference)}
         (folder / "difference.json").write_text(json.dumps(told, indent=2, ensure_ascii=False), encoding="utf-8")
+
+
+def _agree(reference: LedgerReader, own: LedgerReader, step: int) -> bool:
+    """Whether both have a record of `step`, and one history up to it."""
+    held = all(each.first_step is not None and each.first_step <= step for each in (reference, own))
+    return held and reference.record(step).trace == own.record(step).trace
 
 
 def _what(difference: Difference) -> str:

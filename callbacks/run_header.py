@@ -24,7 +24,7 @@ def recipe(trainer: Any, module: torch.nn.Module, shards: Shards | None = None) 
     order = getattr(getattr(strategy, "training_data", None), "order", None)
     return {
         "contract": CONTRACT_VERSION,
-        "arithmetic": "det" if order is not None else f"stock {type(strategy).__name__}",
+        "arithmetic": "det" if order is not None else _stock(strategy),
         "precision": str(trainer.precision),
         **({"lost_claims": list(lost)} if (lost := getattr(strategy, "lost_claims", None)) else {}),
         **({} if order is not None else {"seed": _seed(), "accumulate": trainer.accumulate_grad_batches}),
@@ -46,6 +46,13 @@ def recipe(trainer: Any, module: torch.nn.Module, shards: Shards | None = None) 
             "steps_per_epoch": order.steps,
         },
     }
+
+
+def _stock(strategy: Any) -> str:
+    """The strategy, with what makes its sums others than the class's own."""
+    parts = {name: getattr(strategy, f"_{name}", None) for name in ("ddp_comm_hook", "model_averaging_period")}
+    changed = [f"{name} {getattr(value, '__name__', value)}" for name, value in parts.items() if value is not None]
+    return " with ".join([f"stock {type(strategy).__name__}", *changed])
 
 
 def environment(trainer: Any) -> dict[str, Any]:
@@ -91,23 +98,12 @@ def _own_class(module: torch.nn.Module) -> type:
     return type(module).__mro__[names.index("FSDPModule") + 1] if "FSDPModule" in names else type(module)
 
 
-def entry_of(trainer: Any, function: str | None, arguments: dict[str, Any] | None) -> dict[str, Any]:
-    """How to build the run again: the function, its arguments, the seed it was built under, the Trainer's arguments."""
-    if not function:
-        return {}
-    clip, algorithm = trainer.gradient_clip_val, trainer.gradient_clip_algorithm
-    return {
-        "function": function,
-        "arguments": with_float_bits(arguments or {}),
-        "seed": _seed(),
-        "seed_workers": os.environ.get("PL_SEED_WORKERS") == "1",
-        "trainer": {
-            "max_steps": trainer.max_steps,
-            "max_epochs": trainer.max_epochs,
-            "gradient_clip_val": None if clip is None else float_bits(float(clip)),
-            "gradient_clip_algorithm": None if algorithm is None else str(getattr(algorithm, "value", algorithm)),
-        },
-    }
+def entry_of(function: str | None, arguments: dict[str, Any] | None, settings: dict[str, Any]) -> dict[str, Any]:
+    """How to build the run again: the function and its arguments, if they were given, the seed it was built under, and the
+    Trainer's `trainer_settings`."""
+    built_by = {"function": function, "arguments": with_float_bits(arguments or {})} if function else {}
+    seed = {"seed": _seed(), "seed_workers": os.environ.get("PL_SEED_WORKERS") == "1"}
+    return {**built_by, **seed, "trainer": settings}
 
 
 def _seed() -> int | None:
@@ -130,6 +126,7 @@ def _scheduler(config: Any) -> dict[str, Any]:
         "class": type(config.scheduler).__qualname__,
         "interval": config.interval,
         "frequency": config.frequency,
+        **({"monitor": config.monitor} if config.reduce_on_plateau else {}),
     }
 
 

@@ -69,7 +69,9 @@ class StartedDigests:
     def result(self) -> dict[str, bytes]:
         """name -> tensor digest; waits for the device if need be."""
         for kinds, fetched in self._waiting:
-            for (name, dtype, shape), (first, second) in zip(kinds, fetched.tensor().tolist(), strict=True):
+            with unrecorded():
+                lanes = fetched.tensor().tolist()
+            for (name, dtype, shape), (first, second) in zip(kinds, lanes, strict=True):
                 self._ready[name] = digest_of_lanes(dtype, shape, first, second)
         self._waiting = []
         return self._ready

@@ -12,12 +12,16 @@ import torch
 from blake3 import blake3
 from det_lightning.callbacks.lightning_namespace import Callback
 from det_lightning.callbacks.recording import recording_options
+from det_lightning.callbacks.resumed_state import STATES, unlike_record
 from det_lightning.callbacks.run_header import entry_of, environment, recipe
 from det_lightning.callbacks.run_states import named_states
 from det_lightning.callbacks.shards import Shards
 from det_lightning.callbacks.started_digests import Fetched, StartedDigests
+from det_lightning.callbacks.trainer_settings import trainer_settings
 
 from det_lightning.kernels.dispatch import unrecorded
+from det_lightning.ledger.lines import LEDGER_FILE
+from det_lightning.ledger.reader import UNLIKE_RECORD
 from det_lightning.ledger.record import KINDS, float_bits, root
 from det_lightning.ledger.store import LedgerWriter
 
@@ -62,6 +66,7 @@ class WeightLedger(Callback):
         self._options = recording_options(kinds, leaves_every_n_steps, keep_leaves, keep_leaves_every_n_steps)
         self.path, self._log = Path(path).absolute(), log
         self._entry = entry, entry_arguments
+        self._settings: dict[str, Any] = {}  # of the Trainer, before its loaders are made
         self._writer: LedgerWriter | None = None
         self._state: dict[str, Any] = {}  # step and trace of the last record, for checkpoints
         self._step = 0
@@ -90,14 +95,25 @@ class WeightLedger(Callback):
             write()
 
     def setup(self, trainer, pl_module, stage: str) -> None:
-        if stage == "fit" and hasattr(trainer.strategy, "record_samples"):
+        if stage != "fit":
+            return
+        self._settings = trainer_settings(trainer)
+        if hasattr(trainer.strategy, "record_samples"):
             trainer.strategy.record_samples = True
 
     def on_train_start(self, trainer, pl_module) -> None:
         self._step = trainer.global_step
         self._shards = Shards.of(getattr(trainer.strategy, "model", None) or pl_module)
+        # Of this run only: the callback may have recorded another one before.
+        state = self._state if self._state.get("step") == trainer.global_step else {}
+        goes_on = trainer.is_global_zero and bool(state) and (self.path / LEDGER_FILE).exists()
+        started: dict[str, StartedDigests] = {}
+        if trainer.strategy.broadcast(goes_on) if self._shards is not None else goes_on:
+            states = named_states(pl_module, trainer.optimizers)
+            due = set(self._options.due(self._step))
+            started = {kind: self._digests(kind, states[kind]) for kind in STATES if kind in due}
         if trainer.is_global_zero:
-            self._writer = self._open(trainer, pl_module)
+            self._writer = self._open(trainer, pl_module, state, started if goes_on else None)
         first = self._writer is not None and self._writer.step is None
         if self._shards is not None:
             first = trainer.strategy.broadcast(first)
@@ -147,11 +163,12 @@ class WeightLedger(Callback):
                 self._writer.abandon()
                 self._writer = self._pending = None
 
-    def _open(self, trainer, pl_module) -> LedgerWriter:
+    def _open(self, trainer, pl_module, state, started: Mapping[str, StartedDigests] | None) -> LedgerWriter:
+        """started: digests of the state that the run goes on with in this ledger; None: it begins one."""
         here = environment(trainer) | {"recording": self._options.header()}
-        # Of this run only: the callback may have recorded another one before.
-        state = self._state if self._state.get("step") == trainer.global_step else {}
-        if state and (self.path / "ledger.jsonl").exists():
+        if started is not None:
+            if unlike := unlike_record(self.path, state["step"], started):
+                here[UNLIKE_RECORD] = unlike
             writer = LedgerWriter.reopen(self.path, environment=here, retention=self._options.retention, **state)
             if writer.torn_bytes or writer.torn_leaf_bytes:
                 warn(
@@ -159,12 +176,19 @@ class WeightLedger(Callback):
                     f"line and {writer.torn_leaf_bytes} bytes of leaves were cut off",
                     stacklevel=2,
                 )
+            if unlike:
+                warn(
+                    f"the run goes on after step {state['step']} with another state than {self.path} recorded there "
+                    f"({', '.join(unlike[:5])}{', ...' if len(unlike) > 5 else ''}): the checkpoint is damaged, or code "
+                    f"changed the state after the record or since",
+                    stacklevel=2,
+                )
             return writer
         return LedgerWriter.create(
             self.path,
             recipe=recipe(trainer, pl_module, self._shards),
             environment=here,
-            entry=entry_of(trainer, *self._entry),
+            entry=entry_of(*self._entry, self._settings),
             resumed_from=state or None,
             retention=self._options.retention,
         )

@@ -25,8 +25,8 @@ def training_steps() -> str:
         for row in result["rows"]
     ]
     return (
-        '`strategy="det"` beside `strategy="auto"` in float32 on one GPU, by the clock, the loading of batches included in '
-        "both.\n\n| work | ratio | det | auto | most memory |\n|---|---|---|---|---|\n"
+        '`strategy="det"` beside `strategy="auto"` in float32 on one GPU, by the clock; the batches lie there already.'
+        "\n\n| work | ratio | det | auto | most memory |\n|---|---|---|---|---|\n"
         + "\n".join(rows)
         + f"\n\n<sub>{origin(result)}</sub>"
     )

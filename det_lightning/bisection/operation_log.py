@@ -62,8 +62,9 @@ class Operation:
 
     @property
     def identity(self) -> tuple:
-        """What two calls share if they are the same place of the same program, whatever its modules are called."""
-        shapes = tuple((each.dtype, each.shape) for each in self.outputs)
+        """What two calls share if they are the same place of the same program, whatever its modules are called and
+        whatever data it is given."""
+        shapes = () if self.name == BATCH else tuple((each.dtype, each.shape) for each in self.outputs)
         return self.phase, self.micro_batch, self.name, self.node, shapes
 
 

@@ -6,9 +6,11 @@ say) is passed over where a later one with a cause of its own does reach the sta
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
+from math import prod
 
+from det_lightning.bisection.alignment import aligned
 from det_lightning.bisection.operation_log import BATCH, GRADIENTS, NOT_READ, PENDING, STATE, Operation, Value
 
 OPERATION, ARGUMENT, INPUT, CODE, DATA, STATE_BEFORE, STATE_AFTER = (
@@ -50,30 +52,57 @@ class OperationDifference:
 def first_operation(reference: Sequence[Operation], candidate: Sequence[Operation]) -> OperationDifference | None:
     """The first difference with a cause of its own, None if all operations agree."""
     found: list[OperationDifference] = []
-    values = [
-        {value.digest for each in log for value in (*each.inputs, *each.outputs)} for log in (reference, candidate)
-    ]
+    values = [digests_in(log) for log in (reference, candidate)]
     explained: set[str] = set()  # digests on the candidate's side that an earlier difference made
     touched: set[int] = set()  # storages such values were written to
+    goes_on = False  # other code that was found already: it is one difference, told by its first operation
+    stretches: list[
+        set[int]
+    ] = []  # of each that was found: the indices of the candidate's operations that belong to it
     for one, other in aligned(reference, candidate):
         if one is not None and other is not None and one.identity == other.identity:
-            found = [_with_effect(each, one, other) for each in found]
+            found, goes_on = [_with_effect(each, one, other) for each in found], False
         difference = _difference(one, other, explained, touched, reference, candidate)
         if difference is not None and difference.kind == CODE and _makes_nothing_new(one, other, *values):
             continue
-        if difference is not None and difference.kind == DATA and found and _is_fetch_of(found[0], other, candidate):
+        if (
+            difference is not None
+            and difference.kind == DATA
+            and found
+            and _is_fetch_of(found[0], other, candidate, values[0])
+        ):
             return difference
-        if difference is not None and (difference.kind != CODE or not _goes_on(found, difference)):
+        if difference is not None and not (difference.kind == CODE and goes_on):
             found.append(difference)
+            stretches.append(set())
+            goes_on = difference.kind == CODE
+        if goes_on and other is not None:
+            stretches[-1].add(other.index)
         if difference is None or difference.kind != CODE:
-            _taint(one, other, explained, touched)
-        else:
-            for each in other.outputs if other is not None else ():
-                explained.add(each.digest)
-                touched.add(each.storage)
-    if len(found) < 2 or _reaches(found[0], candidate):
+            _taint(one, other, explained, touched, values[0])
+        elif other is not None:
+            explained |= _telling(other.outputs, values[0])
+            touched |= {each.storage for each in other.outputs} - {0}  # 0: no memory
+    if len(found) < 2 or reaches(found[0], candidate, values[0], also=stretches[0]):
         return found[0] if found else None
-    return next((each for each in found if _has_its_own_cause(each) and _reaches(each, candidate)), found[0])
+    pairs = zip(found, stretches, strict=True)
+    reaching = [each for each, stretch in pairs if reaches(each, candidate, values[0], also=stretch)]
+    return next((each for each in reaching if _has_its_own_cause(each)), (reaching or found)[0])
+
+
+def digests_in(log: Sequence[Operation]) -> set[str]:
+    """Of all values that the operations of a log read and made."""
+    return {value.digest for each in log for value in (*each.inputs, *each.outputs)}
+
+
+def _telling(values: Iterable[Value], ours: set[str]) -> set[str]:
+    """The digests by which a value is known again: not of single numbers that the reference has too (`ours`), since a one or
+    a zero may come from anywhere."""
+    return {
+        each.digest
+        for each in values
+        if each.digest not in NOT_READ and (prod(each.shape) > 1 or each.digest not in ours)
+    }
 
 
 def _makes_nothing_new(one: Operation | None, other: Operation | None, ours: set[str], theirs: set[str]) -> bool:
@@ -94,15 +123,10 @@ def _has_its_own_cause(difference: OperationDifference) -> bool:
     return known or difference.reference.name == CONSTANT
 
 
-def _is_fetch_of(first: OperationDifference, batch: Operation, candidate: Sequence[Operation]) -> bool:
+def _is_fetch_of(first: OperationDifference, batch: Operation, candidate: Sequence[Operation], ours: set[str]) -> bool:
     """Whether a tensor from nowhere is what a data set holds, read for this batch: a step's later micro-batches are fetched
     while it is recorded."""
-    return first.kind == INPUT and not _has_its_own_cause(first) and _reaches(first, candidate, batch)
-
-
-def _goes_on(found: list[OperationDifference], difference: OperationDifference) -> bool:
-    """Whether other code that was found already goes on here: it is one difference, told by its first operation."""
-    return bool(found) and found[-1].kind == CODE and found[-1].shown is None and difference.shown is None
+    return first.kind == INPUT and not _has_its_own_cause(first) and reaches(first, candidate, ours, batch)
 
 
 def _with_effect(difference: OperationDifference, one: Operation, other: Operation) -> OperationDifference:
@@ -115,55 +139,11 @@ def _with_effect(difference: OperationDifference, one: Operation, other: Operati
     return difference
 
 
-def aligned(
-    reference: Sequence[Operation], candidate: Sequence[Operation]
-) -> Iterator[tuple[Operation | None, Operation | None]]:
-    """Both logs side by side; an operation that only one side ran stands alone."""
-    i = j = 0
-    while i < len(reference) and j < len(candidate):
-        if reference[i].identity == candidate[j].identity:
-            yield reference[i], candidate[j]
-            i, j = i + 1, j + 1
-            continue
-        ahead = _meeting(reference, candidate, i, j)
-        if ahead is None:
-            yield reference[i], candidate[j]
-            return
-        for _ in range(min(ahead)):
-            yield reference[i], candidate[j]
-            i, j = i + 1, j + 1
-        for _ in range(ahead[0] - min(ahead)):
-            yield reference[i], None
-            i += 1
-        for _ in range(ahead[1] - min(ahead)):
-            yield None, candidate[j]
-            j += 1
-    for rest in reference[i:]:
-        yield rest, None
-    for rest in candidate[j:]:
-        yield None, rest
-
-
-def _meeting(reference, candidate, i: int, j: int) -> tuple[int, int] | None:
-    """How far to go on each side until two operations in a row are the same place of the program again."""
-    for total in range(1, 2 * _LOOK_AHEAD):
-        for skipped in range(max(0, total - _LOOK_AHEAD), min(total, _LOOK_AHEAD) + 1):
-            one, other = (
-                reference[i + skipped : i + skipped + 2],
-                candidate[j + total - skipped : j + total - skipped + 2],
-            )
-            if (
-                one
-                and len(one) == len(other)
-                and all(a.identity == b.identity for a, b in zip(one, other, strict=True))
-            ):
-                return skipped, total - skipped
-    return None
-
-
 def _difference(one, other, explained, touched, reference, candidate) -> OperationDifference | None:
     if one is None or other is None or one.identity != other.identity:
         return OperationDifference(CODE, one, other)
+    if one.name == BATCH and [each.name for each in one.outputs] != [each.name for each in other.outputs]:
+        return OperationDifference(DATA, one, other, "outputs", shown=(one, other))
     outputs = [place for place, (a, b) in enumerate(zip(one.outputs, other.outputs, strict=True)) if _differ(a, b)]
     if one.name in (STATE, BATCH):
         kind = DATA if one.name == BATCH else STATE_BEFORE if one.phase == "begin" else STATE_AFTER
@@ -199,46 +179,59 @@ def _known(value: Value, explained: set[str], touched: set[int]) -> bool:
     return value.digest in explained or value.storage in touched
 
 
-def _taint(one: Operation | None, other: Operation | None, explained: set[str], touched: set[int]) -> None:
+def _taint(
+    one: Operation | None, other: Operation | None, explained: set[str], touched: set[int], ours: set[str]
+) -> None:
     if other is None or other.name == STATE:
         return
     pending = any(each.digest == PENDING for each in other.outputs)
     known = any(_known(each, explained, touched) for each in other.inputs)
     for place, made in enumerate(other.outputs):
-        if (one is not None and _differ(one.outputs[place], made)) or (pending and known):
-            explained.add(made.digest)
-            touched.add(made.storage)
+        before = one.outputs[place : place + 1] if one is not None else ()
+        if (one is not None and (not before or _differ(before[0], made))) or (pending and known):
+            explained |= _telling([made], ours)
+            touched |= {made.storage} - {0}
         elif made.storage not in {each.storage for each in other.inputs}:
             touched.discard(made.storage)  # memory that was freed and used again
 
 
-def _reaches(difference: OperationDifference, candidate: Sequence[Operation], end: Operation | None = None) -> bool:
-    """Whether what differs may have had an effect on the state after the step, or on the note `end`."""
+def reaches(
+    difference: OperationDifference,
+    candidate: Sequence[Operation],
+    ours: set[str],
+    end: Operation | None = None,
+    *,
+    also: Collection[int] = (),
+) -> bool:
+    """Whether what differs may have had an effect on the state after the step, or on the note `end`. ours: `digests_in` the
+    reference's log. also: indices of other operations of the candidate that belong to the difference."""
     start = difference.candidate
     if start is None or difference.kind in (STATE_BEFORE, STATE_AFTER):
         return True
-    tainted = {each.digest for each in start.outputs}
-    storages = {each.storage for each in start.outputs}
+    changed = start.outputs
     if difference.reference is not None and difference.reference.identity == start.identity:
-        changed = [b for a, b in zip(difference.reference.outputs, start.outputs, strict=True) if _differ(a, b)]
-        tainted, storages = {each.digest for each in changed}, {each.storage for each in changed}
+        before = difference.reference.outputs
+        changed = [b for place, b in enumerate(start.outputs) if place >= len(before) or _differ(before[place], b)]
+    tainted, storages = _telling(changed, ours), {each.storage for each in changed} - {0}  # 0: no memory
     for operation in candidate[start.index + 1 :]:
         if operation is end or (end is None and operation.name == STATE):
             return any(each.digest in tainted or each.storage in storages for each in operation.outputs)
-        if any(each.digest in tainted or each.storage in storages for each in operation.inputs):
-            tainted |= {each.digest for each in operation.outputs}
-            storages |= {each.storage for each in operation.outputs}
-        else:
+        hit = any(each.digest in tainted or each.storage in storages for each in operation.inputs)
+        if hit or operation.index in also:
+            tainted |= _telling(operation.outputs, ours)
+            storages |= {each.storage for each in operation.outputs} - {0}
+        elif operation.name not in (BATCH, GRADIENTS):  # which note what lies in a memory, and make nothing there
             fresh = {each.storage for each in operation.outputs} - {each.storage for each in operation.inputs}
             storages -= fresh
     return False
 
 
-def concerned_tensor(difference: OperationDifference, log: Sequence[Operation]) -> str:
+def concerned_tensor(difference: OperationDifference, log: Sequence[Operation], other_log: Sequence[Operation]) -> str:
     """Name of the state or gradient that the operation works on, or that one soon after it makes of its results; empty if
-    there is none. An operation that only follows it is asked nothing: what that works on may be innocent.
+    there is none. An operation that only follows it is asked nothing: what that works on may be innocent. So may be what
+    comes of its results with the values that the other side has too.
 
-    log: of the candidate, or of the reference where the candidate has no such operation.
+    log: of the candidate, or of the reference where the candidate has no such operation; other_log: of the other side.
     """
     one = difference.candidate or difference.reference
     if difference.kind == INPUT:
@@ -246,12 +239,15 @@ def concerned_tensor(difference: OperationDifference, log: Sequence[Operation]) 
             if name := getattr(each, difference.side)[difference.place].name:
                 return name
     digests, storages, gradient = set(), set(), ""
+    innocent = digests_in(other_log) - {*NOT_READ}
     shown = difference.shown and difference.shown[difference.candidate is not None]  # this log's
     for operation in (one, *([shown] if shown else []), *log[one.index + 1 : one.index + _LOOK_AHEAD]):
         noted = operation.name in (STATE, BATCH, GRADIENTS)
         read = operation.outputs if noted else operation.inputs
         follows = [each for each in read if each.digest in digests]
         follows = follows or [each for each in read if each.storage in storages]  # gradients may share one memory
+        if noted:
+            follows = [each for each in follows if each.digest not in innocent]
         made = {each.storage for each in operation.outputs}
         if not follows and operation is not one and operation is not shown:
             storages -= made  # memory that was freed and used again
@@ -261,8 +257,9 @@ def concerned_tensor(difference: OperationDifference, log: Sequence[Operation]) 
         gradient = gradient or next(iter(names), "")
         if state or (gradient and (noted or operation is one)):
             return state or gradient
-        digests |= {each.digest for each in operation.outputs} - {*NOT_READ}
-        storages |= made - {0}  # 0: no memory
+        if operation is one or any(each.digest not in innocent for each in operation.outputs):
+            digests |= {each.digest for each in operation.outputs} - innocent - {*NOT_READ}
+            storages |= made - {0}  # 0: no memory
     return gradient
 
 

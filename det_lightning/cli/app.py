@@ -14,8 +14,9 @@ from typing import Annotated, Literal
 
 import typer
 
-from det_lightning.cli import exit_codes
+from det_lightning.cli import exit_codes, printing
 from det_lightning.cli.ledgers import existing_file, is_ledger, ledger_directory, run_path, writable_file
+from det_lightning.cli.printing import cause, say_json
 
 app = typer.Typer(
     name="det-lightning",
@@ -256,6 +257,7 @@ def golden_check(
 def run(arguments: Sequence[str]) -> int:
     """Run one command and return its exit code; no exception but a second interrupt leaves this function."""
     debug: dict = {}
+    printing.json_told = False
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="backslashreplace")
@@ -276,8 +278,10 @@ def run(arguments: Sequence[str]) -> int:
         elif debug.get("debug"):
             traceback.print_exc()
         else:
-            print(f"error: {_cause(error)}", file=sys.stderr)
+            print(f"error: {cause(error)}", file=sys.stderr)
             print("det-lightning --debug COMMAND ... shows where it came from", file=sys.stderr)
+        if "--json" in arguments and not printing.json_told:
+            say_json({"verdict": "cannot be judged", "exit_code": exit_codes.CANNOT_JUDGE, "reason": cause(error)})
         return exit_codes.CANNOT_JUDGE
 
 
@@ -286,12 +290,3 @@ def _stdout_has_no_reader() -> bool:
     poll = select.poll()
     poll.register(sys.__stdout__.fileno(), 0)
     return any(event & select.POLLERR for _, event in poll.poll(0))
-
-
-def _cause(error: BaseException) -> str:
-    """One line: the message of an error of ours, else the type with it."""
-    from det_lightning.cli.printing import visible
-    from det_lightning.errors import DetError
-
-    text = visible(" ".join(str(error).split()), widest=500)
-    return text if isinstance(error, DetError) else f"{type(error).__name__}: {text}"

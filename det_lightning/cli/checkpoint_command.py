@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from det_lightning.bisection.search import DIVERGE, MATCH
-from det_lightning.cli import exit_codes
-from det_lightning.cli.printing import say, say_json, say_table, visible, warn
+from det_lightning.cli import exit_codes, printing
+from det_lightning.cli.printing import cause, say, say_json, say_table, visible, warn
 from det_lightning.cli.side_options import SideOptions
 
 _CODES = {MATCH: exit_codes.MATCH, DIVERGE: exit_codes.DIVERGE}
@@ -39,7 +39,13 @@ def bisect_states(reference_path: str, candidate_path: str, *, as_json: bool, re
             if as_json:
                 say_json(_json(reference, candidate, found, code))
             return code
-        return _replay_between(reference, candidate, found, sides=sides, as_json=as_json)
+        try:
+            return _replay_between(reference, candidate, found, sides=sides, as_json=as_json)
+        except Exception as error:  # what was found before it is told all the same
+            if as_json and not printing.json_told:
+                inside = {"verdict": "cannot be judged", "reason": cause(error)}
+                say_json(_json(reference, candidate, found, exit_codes.CANNOT_JUDGE) | {"inside": inside})
+            raise
 
 
 def _replay_between(reference: Any, candidate: Any, found: Any, *, sides: SideOptions, as_json: bool) -> int:

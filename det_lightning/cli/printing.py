@@ -13,11 +13,11 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from det_lightning.errors import LedgerError
+from det_lightning.errors import DetError, LedgerError
 from det_lightning.ledger.record import bits_float
 
 FLOAT_FIELDS = ("loss", "learning_rates", "clip")
-FLOAT_PARTS, FLOAT_ENTRY = ("optimizers", "schedulers", "clip"), ".float64"
+FLOAT_PARTS, FLOAT_ENTRY = ("optimizers", "schedulers", "clip", "trainer"), ".float64"
 _BITS = re.compile(r"[0-9a-f]{16}")
 _WIDEST_VALUE = 60
 
@@ -32,7 +32,13 @@ def warn(text: str) -> None:
     print(f"warning: {text}", file=sys.stderr)
 
 
+json_told = False
+"""Whether this command has answered as JSON already, so that an error after it does not add a second answer."""
+
+
 def say_json(value: Any) -> None:
+    global json_told
+    json_told = True
     print(json.dumps(value, indent=2, ensure_ascii=False, default=list))
 
 
@@ -40,6 +46,12 @@ def visible(text: object, *, widest: int | None = None) -> str:
     """`text` with whatever could move a terminal's cursor spelled out; cut after `widest` characters."""
     shown = "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in str(text))
     return shown if widest is None or len(shown) <= widest else shown[: widest - 3] + "..."
+
+
+def cause(error: BaseException) -> str:
+    """One line: the message of an error of ours, else the type with it."""
+    text = visible(" ".join(str(error).split()), widest=500)
+    return text if isinstance(error, DetError) else f"{type(error).__name__}: {text}"
 
 
 def plain_value(text: str | None) -> Any:
@@ -77,6 +89,8 @@ def field_text(name: str, value: Any) -> str:
     if name in FLOAT_FIELDS:
         if isinstance(value, list):
             return ", ".join(field_text(name, each) for each in value) or "-"
+        if isinstance(value, dict) and name == "clip":
+            return ", ".join(f"{visible(key)} {field_text(name, each)}" for key, each in sorted(value.items()))
         if isinstance(value, str):
             return f"{decimal(value)} ({visible(value, widest=16)})"
     text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+from functools import cache
 from pathlib import Path
 from textwrap import wrap
 from typing import Any
 
 from det_lightning.cli.printing import header_name, header_text, visible
-from det_lightning.cli.report_data import DIVERGE, MATCH, Report
+from det_lightning.cli.report_data import DIVERGE, MATCH, MapRow, Report
 from det_lightning.cli.step_report import meaning, name_of, tensor_of
 
 _INK, _SOFT, _BAD = "#1d2733", "#5b6875", "#c2334d"
 _REFERENCE, _CANDIDATE, _MATCH, _UNKNOWN = "#7fb2d9", "#1f4e79", "#d5e3ef", "#f1f2f4"
-_MOST_ROWS = 60
+_MOST_ROWS, _LONGEST_NAME = 60, 44
 
 
 def write_png(report: Report, path: Path) -> None:
@@ -38,6 +39,8 @@ def write_png(report: Report, path: Path) -> None:
 
 
 def _draw_losses(report: Report, losses: Any, apart: Any, step: int | None) -> None:
+    from matplotlib.ticker import MaxNLocator
+
     styles = ((report.curves[0], "reference", _REFERENCE, 4.5), (report.curves[1], "candidate", _CANDIDATE, 1.4))
     for curve, name, colour, width in styles:
         losses.plot(curve.steps, [_number(each) for each in curve.losses], color=colour, linewidth=width, label=name)
@@ -52,8 +55,16 @@ def _draw_losses(report: Report, losses: Any, apart: Any, step: int | None) -> N
     if points:
         apart.semilogy(*zip(*points, strict=True), color=_BAD, marker=".", linewidth=1)
     else:
-        apart.text(0.5, 0.5, "no losses differ", transform=apart.transAxes, ha="center", color=_SOFT)
+        both = any(o is not None and v is not None and o - v == 0 for _, o, v in pairs)
+        text = "no losses differ" if both else "no step has a loss on both sides"
+        apart.text(0.5, 0.5, text, transform=apart.transAxes, ha="center", color=_SOFT)
         apart.set_yticks([])
+    steps = [each for curve in report.curves for each in curve.steps]
+    if steps:  # those without a loss too, as after a NaN; half a step more, so that a single one has a width
+        losses.set_xlim(min(steps) - 0.5, max(steps) + 0.5)
+    losses.xaxis.set_major_locator(MaxNLocator(integer=True))
+    if not any(_number(each) == _number(each) for curve in report.curves for each in curve.losses):
+        losses.set_yticks([])
     for axes in (losses, apart):
         axes.grid(axis="y", color="#d9dfe5")
         if step is not None:
@@ -76,13 +87,32 @@ def _draw_map(report: Report, rows: Any, axes: Any, step: int | None) -> None:
     cells = [[number.get(state, 2) for state in row.states] for row in rows]
     colours = ListedColormap([_MATCH, _BAD, _UNKNOWN])
     axes.imshow(cells, aspect="auto", cmap=colours, vmin=0, vmax=2, interpolation="nearest")
-    names = [f"{row.kind} {visible(row.name, widest=40)}" for row in rows]
-    axes.set_yticks(range(len(rows)), names, fontsize=7, parse_math=False)
+    axes.set_yticks(range(len(rows)), [row_name(row) for row in rows], fontsize=7, parse_math=False)
     places = sorted({len(report.map.steps) * i // 6 for i in range(6)} | {len(report.map.steps) - 1})
     axes.set_xticks(places, [str(report.map.steps[place]) for place in places])
-    axes.set_xlabel("step (light: the tensor agrees, dark: it differs)")
+    more = sum(report.map.left_out.values()) + len(report.map.rows) - len(rows)
+    left_out = f"; {more:,} more tensor{'s are' if more > 1 else ' is'} not shown" if more else ""
+    axes.set_xlabel(f"step (light: the tensor agrees, dark: it differs){left_out}")
     if step in report.map.steps:
         axes.axvline(report.map.steps.index(step) - 0.5, color=_INK, linestyle="--", linewidth=1)
+
+
+def row_name(row: MapRow) -> str:
+    """Kind and name of a tensor; of a long name the end, which tells it from others, and what the font lacks spelled out."""
+    name = "".join(char if _has(char) else char.encode("unicode_escape").decode() for char in visible(row.name))
+    return f"{row.kind} {name if len(name) <= _LONGEST_NAME else f'...{name[3 - _LONGEST_NAME :]}'}"
+
+
+@cache
+def _font() -> Any:
+    from matplotlib.font_manager import FontProperties, findfont
+    from matplotlib.ft2font import FT2Font
+
+    return FT2Font(findfont(FontProperties()))
+
+
+def _has(char: str) -> bool:
+    return char.isascii() or _font().get_char_index(ord(char)) != 0
 
 
 def _number(loss: float | None) -> float:

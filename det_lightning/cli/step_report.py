@@ -75,9 +75,22 @@ def finding_rows(finding: Any) -> list[list[str]]:
         rows.append(["argument", *_both(difference, lambda each: visible(each.arguments[difference.argument]))])
     if difference.origin is not None:
         rows.append(["reads", *(visible(each) for each in difference.origin)])
+    if (
+        difference.shown is not None
+        and (forms := [_form(difference, each) for each in difference.shown])[0] != forms[1]
+    ):
+        rows.append(["form", *forms])
     if finding.tensor:
         rows.append(["works on", visible(finding.tensor), visible(finding.tensor)])
     return rows
+
+
+def _form(difference: OperationDifference, operation: Operation) -> str:
+    """Type and shape of the tensor that differs; without one, of all that a batch holds."""
+    values = getattr(operation, difference.side) if difference.side else ()
+    if difference.place is not None:
+        return f"{values[difference.place].dtype} {list(values[difference.place].shape)}"
+    return ", ".join(f"{visible(each.name)} {each.dtype} {list(each.shape)}" for each in values)
 
 
 def name_of(operation: Operation) -> str:

@@ -132,7 +132,8 @@ def _say_chain(path: str, report: ChainReport) -> None:
         at = f" (step {report.damage.step})" if report.damage.step is not None else ""
         say(f"damaged: {shown}: line {report.damage.line}{at} is the first bad one: {visible(report.damage.what)}")
         if report.records:
-            say(f"  the {report.records} records before it are sound, up to step {report.last_step}")
+            before = "record before it is" if report.records == 1 else f"{report.records} records before it are"
+            say(f"  the {before} sound, up to step {report.last_step}")
         return
     records = "no records"
     if report.records:

@@ -8,6 +8,7 @@ from det_lightning.arithmetic.formats import NB
 from det_lightning.distributed.buckets import BLOCK, Bucket
 from det_lightning.distributed.local_sum import DigitPool, LocalSum
 from det_lightning.ops.gemm import add_gemm_digits
+from det_lightning.ops.gemm_windowed import gemm_windowed
 from det_lightning.ops.window_agreement import fill_words, needs_of_window, no_needs, refill_words, window_needs
 
 
@@ -21,6 +22,7 @@ class BucketSum:
 
     def __init__(self, bucket: Bucket, pool: DigitPool, label: str = ""):
         self.elements, self.device, self.label, self._pool = bucket.elements, bucket.device, label, pool
+        self._least_apart = bucket.least_apart
         self.parts = [LocalSum(rows, columns, bucket.device, pool) for rows, columns in bucket.apart]
         self._begins = [sum(part.elements for part in self.parts[:i]) for i in range(len(self.parts))]
         together = sum(part.elements for part in self.parts)
@@ -39,6 +41,8 @@ class BucketSum:
         """Adds x @ w.T, of this shape, to the sum of the parameter at this offset."""
         if offset in self._apart:
             self._apart[offset].add_product(x, w)
+        elif self._least_apart is not None and shape.numel() >= self._least_apart:
+            gemm_windowed(x, w).add_to(self.digits(offset, shape))  # full digits of wide rows would be made one by one
         else:
             add_gemm_digits(self.digits(offset, shape), x, w)
 

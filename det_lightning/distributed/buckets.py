@@ -42,6 +42,7 @@ class Bucket:
         elements: of the buffer, padded to whole blocks for every part.
         apart: (rows, columns) of the matrices that lie before all others, each of whole blocks: their sums are windows of
             their own.
+        least_apart: from so many elements on products go through windows, also where rows are not of whole blocks; or None.
     """
 
     places: tuple[int, ...]
@@ -50,6 +51,7 @@ class Bucket:
     dtype: torch.dtype
     device: torch.device
     apart: tuple[tuple[int, int], ...] = ()
+    least_apart: int | None = None
 
 
 def _stands_apart(parameter: torch.Tensor, least: int | None) -> bool:
@@ -81,7 +83,7 @@ def fill_buckets(
             padded = max(-(-end // whole), 1) * whole
             shapes = tuple(tuple(parameters[place].shape) for place in apart)
             in_order = tuple(offsets[place] for place in waiting)
-            buckets.append(Bucket(tuple(waiting), in_order, padded, first.dtype, first.device, shapes))
+            buckets.append(Bucket(tuple(waiting), in_order, padded, first.dtype, first.device, shapes, least_apart))
         waiting, elements = [], 0
 
     for place in range(len(parameters) - 1, -1, -1):

@@ -11,9 +11,11 @@ from typing import Any
 
 from det_lightning.errors import LedgerError
 from det_lightning.ledger.leaf_file import leaf_path
-from det_lightning.ledger.reader import LedgerReader
+from det_lightning.ledger.reader import LedgerReader, Resume
 from det_lightning.ledger.record import Record, canonical_json, root
 
+STATE_KINDS = ("weights", "optimizer", "buffers")
+"""The kinds that a step begins with; gradients are its own."""
 HEADER_PARTS = ("recipe", "environment", "entry")
 # In each part, the names that most often explain why two runs differ, the likeliest first.
 _LIKELY = {
@@ -62,6 +64,16 @@ class TensorDifference:
 
 
 @dataclass(frozen=True)
+class ResumedState:
+    """A run that was resumed after `step`. side: reference or candidate; unlike: kind and name of each tensor, or of a kind
+    without leaves, in which the state that it went on with is not the one that it had recorded there."""
+
+    side: str
+    step: int
+    unlike: tuple[str, ...]
+
+
+@dataclass(frozen=True)
 class Difference:
     """How two runs differ at `step`.
 
@@ -72,6 +84,9 @@ class Difference:
     were not kept.
     agreeing: names of fields and kinds that both recorded, with equal values; a kind without a tensor is left
     out.
+    resumed: the sides that were resumed between the step before and this one.
+    not_recorded_before: kinds of state that this record has, but that of `last_match` has not on some side, as where a kind
+    is recorded every so many steps: they may have differed for longer.
     """
 
     step: int
@@ -81,6 +96,8 @@ class Difference:
     tensors: tuple[TensorDifference, ...]
     kinds_without_leaves: tuple[str, ...]
     agreeing: tuple[str, ...]
+    resumed: tuple[ResumedState, ...] = ()
+    not_recorded_before: tuple[str, ...] = ()
 
     @property
     def found(self) -> bool:
@@ -115,10 +132,13 @@ def record_difference(
     *,
     leaves: Callable[[str], tuple[Leaves | None, Leaves | None]],
     last_match: int | None = None,
+    resumed: tuple[ResumedState, ...] = (),
+    before: Sequence[Record] = (),
 ) -> Difference:
     """Compare two records of one step.
 
     leaves: kind -> name -> digest in hex, for both sides (None: not kept); asked for where both have a root.
+    before: the records of `last_match`, if there is one.
     """
     fields, agreeing_fields = _differing(
         {name: value for name, value in reference.agree.items() if name != "roots"},
@@ -144,6 +164,13 @@ def record_difference(
         kinds_without_leaves=tuple(without),
         agreeing=agreeing_fields
         + tuple(kind for kind in agreeing_kinds if reference.agree["roots"][kind] != _ROOT_OF_NOTHING),
+        resumed=resumed,
+        not_recorded_before=tuple(
+            kind
+            for kind in STATE_KINDS
+            if None not in (reference.agree["roots"].get(kind), candidate.agree["roots"].get(kind))
+            and any(each.agree["roots"].get(kind) is None for each in before)
+        ),
     )
 
 
@@ -160,7 +187,19 @@ def difference_at(
         theirs,
         leaves=lambda kind: (checked_leaves(reference, ours, kind), checked_leaves(candidate, theirs, kind)),
         last_match=last_match,
+        before=() if last_match is None else (reference.record(last_match), candidate.record(last_match)),
+        resumed=tuple(
+            ResumedState(side, resume.step, resume.unlike)
+            for side, reader in (("reference", reference), ("candidate", candidate))
+            if (resume := _resumed_before(reader, step)) is not None
+        ),
     )
+
+
+def _resumed_before(reader: LedgerReader, step: int) -> Resume | None:
+    """The new start between the records of `step` - 1 and `step`. A later one that goes further back takes its place."""
+    last = next((each for each in reversed(reader.resumes) if each.step < step), None)
+    return last if last is not None and last.step == step - 1 else None
 
 
 def checked_leaves(reader: LedgerReader, record: Record, kind: str) -> dict[str, str] | None:

@@ -25,6 +25,10 @@ class Checkpoint:
     digest: str
 
 
+UNLIKE_RECORD = "unlike_record"
+"""In the environment of a seam: what is in `Resume.unlike`; left out if the state is the recorded one."""
+
+
 @dataclass(frozen=True)
 class Resume:
     """A new start in the same ledger after `step`.
@@ -35,6 +39,12 @@ class Resume:
     step: int
     torn_bytes: int
     environment: Mapping[str, Any]
+
+    @property
+    def unlike(self) -> tuple[str, ...]:
+        """Kind and name of each tensor in which the run went on with another state than it had recorded after `step`."""
+        names = self.environment.get(UNLIKE_RECORD)
+        return tuple(each for each in names if isinstance(each, str)) if isinstance(names, list) else ()
 
 
 class LedgerReader:

@@ -154,10 +154,14 @@ class WindowedDigits:
     def to_digits(self) -> torch.Tensor:
         """The same values as canonical full digits: int64 [*shape, NB]."""
         digits = torch.zeros((*self.shape, NB), dtype=torch.int64, device=self.words.device)
+        self.add_to(digits)
+        return digits
+
+    def add_to(self, digits: torch.Tensor) -> None:
+        """digits += the values, in place; digits: contiguous int64 [*shape, NB] in any state, left canonical."""
         kernels_of("windowed_digits").add_to_states(self._planes(), self.base, digits)
         if self.specials is not None:
-            digits[..., DIGITS:] = self.specials
-        return digits
+            digits[..., DIGITS:] += self.specials
 
     def normalise_(self) -> "WindowedDigits":
         """Carry in place: every word comes into [-2^25, 2^25), with one more word if the last one is outside."""

@@ -89,7 +89,8 @@ def _header(run: SavedRun, checkpoint: Path | None) -> dict[str, Any]:
     """Recipe, entry and accumulation: recorded, or as far as a checkpoint tells."""
     if run.ledger is not None:
         world, accumulate = recorded_split(run.ledger)
-        return {"recipe": run.ledger.recipe, "entry": run.ledger.entry, "accumulate": world * accumulate}
+        recorded = {"recipe": run.ledger.recipe, "entry": run.ledger.entry, "environment": run.ledger.environment}
+        return recorded | {"accumulate": world * accumulate}
     stamp = load_checkpoint(checkpoint).get(_STAMP)
     if stamp is None:
         recipe: dict[str, Any] = {"arithmetic": "stock SingleDeviceStrategy", "precision": "32-true", "data": None}

@@ -12,7 +12,7 @@ from lightning.pytorch import callbacks, seed_everything
 
 from det_lightning.errors import InputError
 from det_lightning.ledger.lines import LEDGER_FILE
-from det_lightning.ledger.record import bits_float, with_floats
+from det_lightning.ledger.record import with_floats
 
 _PACKAGE = Path(__file__).resolve().parents[1]
 _DEMO = _PACKAGE / "demo" / "network"
@@ -47,11 +47,11 @@ def build(entry: dict[str, Any], override: str | None = None) -> Built:
             "the ledger does not say how to build its run again. Give --entry package.module:function, or record with "
             "WeightLedger(path, entry='package.module:function')"
         )
+    if os.getcwd() not in sys.path:
+        sys.path.insert(0, os.getcwd())  # where the entry's modules lie, and those of the classes that a config names
     if name.endswith(CONFIG_SUFFIXES):
         return _from_config(Path(name), recorded=override is None)
     module_name, _, function_name = name.partition(":")
-    if os.getcwd() not in sys.path:
-        sys.path.insert(0, os.getcwd())
     if override is None:
         _refuse_foreign_code(name, module_name)
     try:
@@ -154,13 +154,3 @@ def _only_watches(callback: Any) -> bool:
             callbacks.Timer,
         ),
     )
-
-
-def trainer_arguments(entry: dict[str, Any]) -> dict[str, Any]:
-    """The recorded Trainer arguments that belong to the recipe, without limits on the length."""
-    recorded = entry.get("trainer", {})
-    clip = recorded.get("gradient_clip_val")
-    return {
-        "gradient_clip_val": None if clip is None else bits_float(clip),
-        "gradient_clip_algorithm": recorded.get("gradient_clip_algorithm"),
-    }

@@ -1,6 +1,7 @@
 """Golden runs: a few steps of a user's own training, kept as a small file in their repository and run again by their CI."""
 
 import json
+import re
 import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -11,7 +12,7 @@ from det_lightning.errors import DivergenceError, InputError, LedgerError
 from det_lightning.ledger.compare import Difference, HeaderDifference, flat_header, record_difference
 from det_lightning.ledger.explanation import explanation
 from det_lightning.ledger.lines import is_digest
-from det_lightning.ledger.record import KINDS, Record, with_float_bits
+from det_lightning.ledger.record import KINDS, Record, bits_float, with_float_bits
 from det_lightning.ledger.store import LedgerReader
 from det_lightning.replay.replay import run_plan
 from det_lightning.replay.run import ReplayPlan
@@ -142,9 +143,21 @@ def golden_message(path: str | Path, result: GoldenResult) -> str:
     if meaning := explanation(difference):
         lines.append(f"  {meaning}")
     for each in result.headers[:6]:
-        lines.append(f"  {each.part} {each.name}: {each.reference or '-'} -> {each.candidate or '-'}")
+        lines.append(f"  {each.part} {each.name}: {_readable(each.reference)} -> {_readable(each.candidate)}")
     lines.append(f"if the change is wanted, record it anew: det-lightning golden record {path}")
     return "\n".join(lines)
+
+
+def _readable(value: str | None) -> str:
+    """A header's value, given as JSON text; what stands for a float as decimal number and bits."""
+    if value is None:
+        return "-"
+    loaded = json.loads(value)
+    if isinstance(loaded, list):
+        return f"[{', '.join(_readable(json.dumps(each)) for each in loaded)}]"
+    if isinstance(loaded, str) and re.fullmatch("[0-9a-f]{16}", loaded):
+        return f"{bits_float(loaded)!r} ({loaded})"
+    return value
 
 
 def read_golden(path: str | Path) -> dict[str, Any]:

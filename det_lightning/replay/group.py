@@ -18,17 +18,27 @@ from det_lightning.strategies.given_ranks import free_port
 _CAUSE_SECONDS = 10  # for the next answer, once a rank has said that it lost another
 
 
-def _work(rank: int, orders: Connection) -> None:
+def _work(rank: int, orders: Connection, threads: int, inherited: list[Connection]) -> None:
     """Runs each order; answers ("result", value), ("error", (last words, traceback)), or "lost" in place of "error" where
-    the error only tells of another rank."""
-    torch.set_num_threads(1)  # a fork has none of the threads that its parent started; waiting for them would hang
-    while (order := orders.recv()) is not None:
+    the error only tells of another rank. It ends with the process that gives the orders: `inherited`, which a fork has of
+    that process's ends, are closed, so that nobody else keeps them open."""
+    for connection in inherited:
+        connection.close()
+    torch.set_num_threads(threads)
+    while (order := _next_order(orders)) is not None:
         function, arguments = order
         try:
             orders.send(("result", function(rank, *arguments)))
         except BaseException as error:
             kind = "lost" if tells_of_another_rank(error) else "error"
             orders.send((kind, (last_words(error), traceback.format_exc())))
+
+
+def _next_order(orders: Connection) -> Any:
+    try:
+        return orders.recv()
+    except (EOFError, ConnectionError):
+        return None
 
 
 def last_words(error: BaseException) -> str:
@@ -85,17 +95,20 @@ class Group:
 
 
 @contextmanager
-def worker_group(size: int, *, on_gpus: bool = False) -> Iterator[Group]:
-    """`size` workers, ended when the block is left. Forked where that is sound, so that imports are paid once: not for work
-    on GPUs, since CUDA does not survive a fork."""
-    forked = sys.platform == "linux" and not on_gpus
+def worker_group(size: int, *, on_gpus: bool = False, threads: int = 1) -> Iterator[Group]:
+    """`size` workers of `threads` threads each, ended when the block is left. Forked where that is sound, so that imports
+    are paid once: not for work on GPUs, since CUDA does not survive a fork, nor for several threads, since a fork has none
+    of those that its parent started, and waiting for them would hang."""
+    forked = sys.platform == "linux" and not on_gpus and threads == 1
     context = multiprocessing.get_context("fork" if forked else "spawn")
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     workers, connections = [], []
     try:
         for rank in range(size):
             here, there = context.Pipe()
-            worker = context.Process(target=_work, args=(rank, there), daemon=True)
+            inherited = [*connections, here] if forked else []
+            # No daemon: a rank's DataLoader may have processes of its own.
+            worker = context.Process(target=_work, args=(rank, there, threads, inherited))
             worker.start()
             there.close()
             workers.append(worker)
@@ -109,3 +122,7 @@ def worker_group(size: int, *, on_gpus: bool = False) -> Iterator[Group]:
         for worker in workers:
             if worker.is_alive():
                 worker.terminate()
+        for worker in workers:
+            worker.join(timeout=10)
+            if worker.is_alive():
+                worker.kill()

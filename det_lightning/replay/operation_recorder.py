@@ -26,6 +26,10 @@ _SKIPPED = ("profiler",)
 _UNINITIALISED = frozenset(
     f"aten::{name}" for name in "empty empty_like new_empty empty_strided new_empty_strided".split()
 )
+_OVERWRITTEN = frozenset(
+    {"aten::copy_", "aten::fill_", "aten::zero_"}
+)  # what their first argument held is read by nobody
+_MEMORY = "aten::set_"  # gives a tensor memory that may not have been written yet, as a copy.deepcopy does first
 _ASYNCHRONOUS = ("c10d.", "_c10d_functional.")
 _DRIVER = "det_lightning.replay.run"  # whoever started the replay is no part of it
 _OPTIMIZERS = ("torch.optim.", "det_lightning.optim.")
@@ -113,7 +117,10 @@ class OperationRecorder(TorchDispatchMode):
             if argument.name in kwargs and argument.alias_info is not None and argument.alias_info.is_write
         ]
         name = str(func).removesuffix(".default")
-        return self._observe(name, lambda: func(*args, **kwargs), args, kwargs, list(tensors_in(written)))
+        unread = (
+            "first input" if func._schema.name in _OVERWRITTEN else "outputs" if func._schema.name == _MEMORY else ""
+        )
+        return self._observe(name, lambda: func(*args, **kwargs), args, kwargs, list(tensors_in(written)), unread)
 
     def _kernel(self, name: str, function: Callable, arguments: tuple, options: dict) -> Any:
         """A kernel of our own; which of its arguments it writes to is seen from their digests."""
@@ -121,10 +128,13 @@ class OperationRecorder(TorchDispatchMode):
             return function(*arguments, **options)
         return self._observe(f"det.{name}", lambda: function(*arguments, **options), arguments, options, None)
 
-    def _observe(self, name, call, args, kwargs, written) -> Any:
+    def _observe(self, name, call, args, kwargs, written, unread: str = "") -> Any:
+        """unread: which values are none of the run: "outputs", "first input", or nothing."""
         with self.silent():
             given = list(tensors_in((args, kwargs)))
             inputs = tuple(self._value(tensor) for tensor in given)
+            if unread == "first input":
+                inputs = (replace(inputs[0], digest=UNREAD), *inputs[1:])
             index = self._next()
             kept = [_copy(tensor) for tensor in given] if index in self._capture else []
             node = torch._C._current_autograd_node()
@@ -150,6 +160,8 @@ class OperationRecorder(TorchDispatchMode):
             outputs = tuple(self._value(tensor) for tensor in made)
             if name.startswith(_ASYNCHRONOUS):  # may still be under way
                 outputs = tuple(replace(each, digest=PENDING) for each in outputs)
+            elif unread == "outputs":
+                outputs = tuple(replace(each, digest=UNREAD) for each in outputs)
             if index in self._capture:
                 self._keep(index, kept, made)
             spelled = [spell(each) for each in args] + [f"{key}={spell(each)}" for key, each in kwargs.items()]

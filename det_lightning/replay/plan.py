@@ -37,8 +37,12 @@ def plan_replay(
         LedgerError: the run is of a kind that cannot be replayed to the same bits, or its beginning is lost.
     """
     first, last = reference.first_step, reference.last_step
+    if first is None:
+        raise LedgerError(
+            f"{reference.path} holds no record, so there is no step to replay: its run made none, or has not yet"
+        )
     start, stop = first if start is None else start, last if stop is None else stop
-    if first is None or not first <= start <= stop <= last:
+    if not first <= start <= stop <= last:
         raise InputError(f"the range {start} to {stop} is not within the ledger's steps {first} to {last}")
     if (world is not None and world < 1) or (accumulate is not None and accumulate < 1):
         raise InputError(f"world and accumulate are at least 1, got {world} and {accumulate}")
@@ -66,6 +70,7 @@ def plan_replay(
         accumulate=accumulate,
         override=entry,
         recording=recording,
+        environment=reference.environment,
     )
 
 

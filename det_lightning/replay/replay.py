@@ -13,6 +13,7 @@ from det_lightning.ledger.store import LedgerReader
 from det_lightning.replay.group import worker_group
 from det_lightning.replay.plan import plan_replay
 from det_lightning.replay.run import ReplayPlan, run_rank
+from det_lightning.replay.settings import recorded_threads
 from det_lightning.strategies.given_ranks import free_port
 
 
@@ -103,7 +104,8 @@ def run_plan(plan: ReplayPlan, progress: Callable[[int], None] | None = None) ->
     """Run it: in this process with one rank, else in a group of its own. Returns the weights of rank 0."""
     if plan.world_size == 1:
         return run_rank(0, 1, free_port(), plan, progress)
-    with worker_group(plan.world_size, on_gpus=plan.accelerator == "gpu") as group:
+    threads = recorded_threads(plan.recipe, plan.environment) or 1
+    with worker_group(plan.world_size, on_gpus=plan.accelerator == "gpu", threads=threads) as group:
         return group.run(run_rank, plan.world_size, plan)
 
 
@@ -112,7 +114,7 @@ def _compare(reference: LedgerReader, candidate: LedgerReader, start: int | None
     first_compared = max(candidate.first_step, begun if start is None else start)
     # With several optimizers a batch may go beyond the step that was asked for.
     for step in range(first_compared, min(candidate.last_step, reference.last_step) + 1):
-        difference = difference_at(reference, candidate, step)
+        difference = difference_at(reference, candidate, step, last_match=step - 1 if step > first_compared else None)
         if difference.found:
             return ReplayResult(False, difference, candidate.last_step - begun, begun)
     return ReplayResult(True, None, candidate.last_step - begun, begun)

@@ -3,7 +3,7 @@
 import logging
 import warnings
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,8 @@ from det_lightning.callbacks.recording import NO_KINDS
 from det_lightning.callbacks.weight_ledger import WeightLedger
 from det_lightning.ledger.record import with_floats
 from det_lightning.ledger.store import LedgerReader
-from det_lightning.replay.entry import build, trainer_arguments
+from det_lightning.replay.entry import build
+from det_lightning.replay.settings import as_recorded, ddp_options, trainer_arguments
 from det_lightning.replay.step_recorder import Recording, StepRecorder
 from det_lightning.strategies.given_ranks import given_ranks
 from det_lightning.strategies.lightning_strategy import DetStrategy
@@ -29,7 +30,7 @@ class ReplayPlan:
     Attributes:
         reference: directory of the recorded ledger, which the replay is compared with and which ends it at the first
             difference; None: there is nothing to compare with.
-        recipe, entry: as in a ledger's header.
+        recipe, entry, environment: as in a ledger's header.
         recording_of: what is recorded, as in the header's environment: kind -> every how many steps.
         out: directory of the replay's own ledger.
         stop: the last step to run.
@@ -50,7 +51,14 @@ class ReplayPlan:
     accumulate: int
     override: str | None
     recording: Recording | None = None
+    environment: dict[str, Any] = field(default_factory=dict)
     accelerator: str = "cpu"
+
+    @property
+    def recorded_split(self) -> tuple[int, int] | None:
+        """(world size, accumulation) of the run, if they are known."""
+        split = self.environment.get("world_size"), self.environment.get("accumulate")
+        return split if all(type(each) is int and each > 0 for each in split) else None
 
 
 class _StopAtDivergence(Callback):
@@ -77,6 +85,11 @@ def run_rank(
 ) -> dict[str, np.ndarray]:
     """Replays on one rank; returns its weights in their last state, by name."""
     quiet_lightning()
+    with as_recorded(plan.recipe, plan.environment):
+        return _run(rank, port, plan, progress)
+
+
+def _run(rank: int, port: int, plan: ReplayPlan, progress: Callable[[int], None] | None) -> dict[str, np.ndarray]:
     run = build(plan.entry, plan.override)
     ledger = WeightLedger(
         plan.out,
@@ -91,13 +104,12 @@ def run_rank(
         callbacks = [recorder, *callbacks, recorder.after]
     trainer = Trainer(
         accelerator=plan.accelerator,
-        devices=world_size,
+        devices=plan.world_size,
         max_steps=plan.stop,
         max_epochs=-1,
         callbacks=callbacks,
-        limit_val_batches=0,
         **_strategy(plan, rank, port),
-        **trainer_arguments(plan.entry),
+        **trainer_arguments(plan.entry, plan.recipe, plan.recorded_split, (plan.world_size, plan.accumulate)),
         **QUIET_TRAINER,
     )
     try:
@@ -117,7 +129,7 @@ def _strategy(plan: ReplayPlan, rank: int, port: int) -> dict[str, Any]:
     """The Trainer's arguments that make the arithmetic of the recorded run."""
     recipe = plan.recipe
     if recipe["arithmetic"] == "det":
-        data, steps = recipe["data"], recipe["data"].get("steps_per_epoch")
+        data = recipe["data"]
         return {
             "strategy": DetStrategy(
                 cluster_environment=given_ranks(rank, plan.world_size, port),
@@ -127,14 +139,14 @@ def _strategy(plan: ReplayPlan, rank: int, port: int) -> dict[str, Any]:
             ),
             "precision": recipe.get("precision", "32-true"),
             "accumulate_grad_batches": plan.accumulate,
-            "limit_train_batches": None if steps is None else steps * plan.accumulate,
         }
     stock = {"accumulate_grad_batches": plan.accumulate, "precision": recipe["precision"]}
     if plan.world_size == 1 and "SingleDevice" in recipe["arithmetic"]:
         return stock | {"strategy": "auto"}
     cluster = given_ranks(rank, plan.world_size, port)
     backend = "gloo" if plan.accelerator == "cpu" else None  # the device's own
-    return stock | {"strategy": DDPStrategy(cluster_environment=cluster, process_group_backend=backend)}
+    options = ddp_options(plan.entry)
+    return stock | {"strategy": DDPStrategy(cluster_environment=cluster, process_group_backend=backend, **options)}
 
 
 def array_of(tensor: torch.Tensor) -> np.ndarray:

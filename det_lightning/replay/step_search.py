@@ -20,7 +20,9 @@ from det_lightning.bisection.operations import (
     STATE_BEFORE,
     OperationDifference,
     concerned_tensor,
+    digests_in,
     first_operation,
+    reaches,
 )
 from det_lightning.errors import LedgerError
 from det_lightning.replay.run import array_of
@@ -106,6 +108,7 @@ def search_step(
         if found is None:
             return StepFinding(OUTSIDE, "no recorded operation differs, yet the records do")
         rank, difference, log = found
+        their_log = read_log(their_folder / f"operations-{rank}.jsonl")
         captures = [{rank: (each.index,)} for each in difference.shown] if difference.shown else [{}, {}]
         for place, (name, side, capture, first) in enumerate(
             (("reference", reference, captures[0], ours), ("candidate", candidate, captures[1], theirs))
@@ -115,9 +118,13 @@ def search_step(
                 (difference.reference, difference.candidate)[place],
                 *(difference.shown or ())[place : place + 1],
             ]
-            if outcome.trace != first.trace or not _repeats(
-                again, rank, [each for each in accused if each is not None]
-            ):
+            repeated = _repeats(again, rank, [each for each in accused if each is not None])
+            if outcome.trace == first.trace and not repeated and not reaches(difference, their_log, digests_in(log)):
+                return StepFinding(
+                    OUTSIDE,
+                    "no recorded operation differs that has an effect on the state and repeats itself, yet the records do",
+                )
+            if outcome.trace != first.trace or not repeated:
                 return StepFinding(
                     NOT_REPRODUCED,
                     f"two replays of the {name}'s step {step} differ from each other at operation {difference.index}, so "
@@ -193,9 +200,10 @@ def _element(scratch: Path, rank: int, difference: OperationDifference) -> Eleme
 
 def _tensor(scratch: Path, rank: int, difference: OperationDifference) -> str:
     if difference.kind in (DATA, STATE_BEFORE, STATE_AFTER):
-        return difference.candidate.outputs[difference.place].name
-    side = "candidate" if difference.candidate is not None else "reference"
-    return concerned_tensor(difference, read_log(scratch / f"{side}-first pass" / f"operations-{rank}.jsonl"))
+        return "" if difference.place is None else difference.candidate.outputs[difference.place].name
+    sides = ("candidate", "reference") if difference.candidate is not None else ("reference", "candidate")
+    logs = [read_log(scratch / f"{side}-first pass" / f"operations-{rank}.jsonl") for side in sides]
+    return concerned_tensor(difference, *logs)
 
 
 def _sample(log: list[Operation], difference: OperationDifference, element: ElementDifference | None) -> int | None:

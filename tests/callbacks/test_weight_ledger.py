@@ -2,6 +2,7 @@
 
 import itertools
 import os
+import shutil
 import signal
 import time
 from pathlib import Path
@@ -14,7 +15,9 @@ from det_lightning.callbacks.weight_ledger import WeightLedger
 from lightning.pytorch import Trainer
 from lightning.pytorch.callbacks import Callback, ModelCheckpoint
 
+from det_lightning.bisection.ledgers import compare_ledgers
 from det_lightning.kernels.cpu import gemm_int8
+from det_lightning.ledger.explanation import explanation
 from det_lightning.ledger.store import LedgerReader
 from det_lightning.replay.run import QUIET_TRAINER, quiet_lightning
 from det_lightning.strategies.lightning_strategy import DetStrategy
@@ -108,6 +111,27 @@ def test_a_checkpoint_of_another_run_is_refused(tmp_path):
     torch.save(other, tmp_path / "other.ckpt")
     with pytest.raises(Failed, match="holds another run"):
         in_new_process(fit, tmp_path / "one", steps=6, resume=str(tmp_path / "other.ckpt"))
+
+
+def test_a_checkpoint_whose_state_is_not_the_recorded_one_is_told_and_no_step_is_blamed(tmp_path):
+    in_new_process(fit, tmp_path / "whole", steps=6)
+    in_new_process(fit, tmp_path / "sound", steps=3)
+    shutil.copytree(tmp_path / "sound", tmp_path / "damaged")
+    saved = torch.load(tmp_path / "damaged" / "step=3.ckpt", weights_only=True)
+    saved["optimizer_states"][0]["state"][1]["momentum_buffer"].view(torch.int32)[3] ^= 1 << 20
+    torch.save(saved, tmp_path / "damaged" / "step=3.ckpt")
+    meaning = {}
+    for name in ("sound", "damaged"):
+        folder = tmp_path / name
+        in_new_process(fit, folder, steps=6, resume=str(folder / "step=3.ckpt"))
+        with LedgerReader(tmp_path / "whole" / "ledger") as whole, LedgerReader(folder / "ledger") as resumed:
+            assert resumed.verify_chain().sound
+            unlike = resumed.resumes[0].unlike
+            assert unlike == (("optimizer first.bias.momentum_buffer",) if name == "damaged" else ())
+            found = compare_ledgers(whole, resumed)
+        meaning[name] = found.first and explanation(found.first)
+    assert meaning["sound"] is None
+    assert "the candidate was resumed after step 3 with another state" in meaning["damaged"]
 
 
 def test_an_exception_leaves_a_ledger_that_does_not_say_finished(tmp_path):

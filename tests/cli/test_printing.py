@@ -37,6 +37,8 @@ def test_values_are_shown_as_people_read_them():
     assert field_text("loss", "3f800000") == "1 (3f800000)"
     assert field_text("learning_rates", ["3fb999999999999a", None]) == "0.1 (3fb999999999999a), -"
     assert field_text("learning_rates", []) == "-"
+    clip = {"norm": "3f800000", "coefficient": "3f000000"}
+    assert field_text("clip", clip) == "coefficient 0.5 (3f000000), norm 1 (3f800000)"
     assert field_text("sample_ids", "3f800000") == "3f800000"
     assert field_text("loss", {"odd": "value"}) == '{"odd": "value"}'
 

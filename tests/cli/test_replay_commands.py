@@ -153,6 +153,29 @@ def test_any_exception_of_user_code_means_cannot_be_judged_in_one_line(beside_le
     assert shown in err and "Traceback" not in err
 
 
+def test_a_replay_that_fails_takes_nothing_of_the_answer_with_it(beside_ledgers, fake_replay, tmp_path):
+    fake_replay.finding = RuntimeError("the data set is gone")
+    bisect = ["bisect", "a", "middle", "--replay", "--html", str(tmp_path / "report.html")]
+    code, out, err = answer([*bisect, "--json"])
+    told = json.loads(out)
+    assert (code, told["exit_code"], told["first"]["step"]) == (125, 125, 5)
+    assert told["inside"]["verdict"] == "cannot be judged" and "data set is gone" in told["inside"]["reason"]
+    assert "error: RuntimeError: the data set is gone" in err
+    assert "the data set is gone" in (tmp_path / "report.html").read_text()
+    code, out, err = answer(bisect)
+    assert code == 125 and "diverge: the runs diverge at step 5" in out and "the data set is gone" in err
+
+
+@pytest.mark.parametrize("arguments", [["verify", "a"], ["bisect", "a", "junk"], ["show", "junk"]])
+def test_an_error_is_json_too_where_that_was_asked_for(beside_ledgers, fake_replay, arguments):
+    fake_replay.result = RuntimeError("the data set is gone")
+    code, out, err = answer([*arguments, "--json"])
+    told = json.loads(out)
+    assert (code, told["exit_code"], told["verdict"]) == (125, 125, "cannot be judged")
+    assert told["reason"] in err
+    assert "exit_code" not in answer(arguments)[1]
+
+
 def test_debug_shows_the_traceback(beside_ledgers, fake_replay):
     fake_replay.result = RuntimeError("no model")
     code, _, err = answer(["--debug", "replay", "a"])

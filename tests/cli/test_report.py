@@ -5,10 +5,13 @@ from html.parser import HTMLParser
 
 import pytest
 
+from det_lightning.bisection.ledgers import compare_ledgers
 from det_lightning.bisection.search import thinned
 from det_lightning.cli import exit_codes
-from det_lightning.cli.report_data import DIVERGE, MATCH
+from det_lightning.cli.report_data import DIVERGE, MATCH, gather
+from det_lightning.cli.report_png import write_png
 from det_lightning.cli.report_svg import ticks
+from det_lightning.ledger.reader import LedgerReader
 from det_lightning.ledger.record import float_bits
 from tests.cli.golden_cases import answer
 from tests.ledger.example_runs import NAMES, write_run
@@ -118,6 +121,51 @@ def test_ticks_are_few_and_within_the_axis(low, high):
     assert all(low - 1e-9 * (high - low) <= mark <= high + 1e-9 * (high - low) for mark in marks)
 
 
+@pytest.mark.parametrize("kind", ["--html", "--png"])
+def test_a_report_that_cannot_be_written_is_named(beside_ledgers, kind):
+    code, out, err = answer(["bisect", "a", "middle", kind, "/dev/full"])
+    assert code == exit_codes.CANNOT_JUDGE and "the runs diverge at step 5" in out
+    assert "error: the report /dev/full cannot be written: No space left on device" in err
+
+
 def test_a_place_that_cannot_hold_a_report_is_misuse(beside_ledgers, tmp_path):
     for path in (tmp_path, tmp_path / "nowhere" / "report.html"):
         assert answer(["bisect", "a", "middle", "--html", str(path)])[0] == exit_codes.MISUSE
+
+
+def drawn(monkeypatch, *ledgers) -> list[list[str]]:
+    """The words at each part of the image: the steps below it as "step 3", and the others."""
+    from matplotlib.figure import Figure
+
+    figures = []
+    monkeypatch.setattr(
+        Figure, "savefig", lambda figure, *_, **__: (figures.append(figure), figure.draw_without_rendering())
+    )
+    with LedgerReader(ledgers[0]) as a, LedgerReader(ledgers[1]) as b:
+        write_png(gather(a, b, compare_ledgers(a, b)), ledgers[0] / "x.png")
+    words = []
+    for axes in figures[0].axes:
+        steps = [f"step {each.get_text()}" for each in axes.get_xticklabels()]
+        found = [*axes.get_yticklabels(), axes.xaxis.label, *axes.texts]
+        words.append([*steps, *(each.get_text() for each in found)])
+    return words
+
+
+def test_an_image_shows_whole_steps_tells_what_it_leaves_out_and_names_tensors_apart(tmp_path, monkeypatch):
+    names = [f"{'model.block.' * 6}{number}.weight" for number in range(50)] + ["重み"]
+    a = write_run(tmp_path / "a", 2, names=names)
+    b = write_run(tmp_path / "b", 2, names=names, changes=[(1, "weights", name) for name in names])
+    losses, apart, tensors = drawn(monkeypatch, a, b)
+    steps = [word for word in losses if word.startswith("step ")]
+    assert "step 1" in steps and not any("." in word for word in steps)
+    assert "no losses differ" in apart
+    rows = [word for word in tensors if word.startswith("weights ")]
+    assert len(set(rows)) == len(rows) and all(row.endswith((".weight", "\\u91cd\\u307f")) for row in rows)
+    assert all(len(row) <= 60 for row in rows)
+    assert any("more tensors are not shown" in word for word in tensors)
+
+
+def test_an_image_without_losses_says_so(tmp_path, monkeypatch):
+    fields = {step: {"loss": None} for step in range(1, 4)}
+    a, b = (write_run(tmp_path / name, 3, fields=fields) for name in "ab")
+    assert "no step has a loss on both sides" in drawn(monkeypatch, a, b)[1]

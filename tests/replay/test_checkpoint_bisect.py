@@ -61,6 +61,12 @@ def test_with_a_replay_the_step_and_the_operation_between_them_are_found(runs, s
     assert told["inside"]["difference"]["kind"] == "argument"
 
 
+def test_a_replay_that_cannot_be_made_leaves_the_states_in_the_answer(runs):
+    code, told = bisect(runs["auto", ""] / "saved", runs["auto", "code"] / "saved", "--replay")
+    assert (code, told["exit_code"], told["first"]["step"]) == (125, 125, 6)
+    assert told["inside"]["verdict"] == "cannot be judged" and "Give --entry" in told["inside"]["reason"]
+
+
 @pytest.mark.parametrize("strategy", ["det", "auto"])
 def test_a_ledger_beside_checkpoints_is_replayed_too_though_stock_lightning_notes_no_checkpoint(runs, strategy):
     code, told = in_new_process(bisect_with_replay, runs[strategy, ""] / "ledger", runs[strategy, "code"] / "saved")

@@ -11,6 +11,7 @@ from det_lightning.ledger.store import LedgerReader
 from det_lightning.replay import replay
 from det_lightning.replay.entry import build
 from tests.claims.processes import in_new_process
+from tests.replay import configured
 
 CONFIG = """
 seed_everything: 5
@@ -103,6 +104,16 @@ def test_a_lightning_cli_config_is_an_entry(tmp_path, monkeypatch):
     config.write_text(CONFIG.replace("0.25", "0.5"))
     result = in_new_process(replay, tmp_path / "ledger")
     assert not result.matched and result.first.step == 1
+
+
+def test_the_classes_of_a_config_are_found_in_the_working_directory_as_by_the_console_script(tmp_path, monkeypatch):
+    """The console script's path begins with the folder that the script lies in."""
+    source = Path(configured.__file__).read_text()
+    (tmp_path / "mine_in_config.py").write_text(source)
+    (tmp_path / "config.yaml").write_text(CONFIG.replace("tests.replay.configured", "mine_in_config"))
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [each for each in sys.path if each not in ("", str(tmp_path))])
+    assert build({"function": "config.yaml"}).module.rate == 0.25
 
 
 CALLBACKS = """

@@ -61,6 +61,8 @@ def test_a_changed_recipe_is_told_beside_the_step(golden, tmp_path):
     told = json.loads(out)
     assert (code, told["first"]["step"]) == (exit_codes.DIVERGE, 1)
     assert "optimizers.0.groups.0.lr" in [each["name"] for each in told["headers"]]
+    text = in_new_process(answer, ["golden", "check", str(path)])[1]
+    assert "recipe optimizers.0.groups.0.lr: 0.25 (3fd0000000000000) -> 0.5 (3fe0000000000000)" in text
 
 
 def test_stock_lightning_has_golden_runs_too(tmp_path):

@@ -5,6 +5,7 @@ import re
 import signal
 import time
 from contextlib import nullcontext
+from pathlib import Path
 
 import pytest
 import torch
@@ -117,3 +118,45 @@ def test_an_error_in_one_rank_of_a_replay_is_told(tmp_path):
     in_new_process(recorded.record, tmp_path)
     with pytest.raises(Failed, match="the data set is gone"):
         in_new_process(replay, tmp_path / "ledger", world=2, entry="tests.replay.recorded:build_that_raises")
+
+
+def load(rank: int, world_size: int, port: int) -> list[int]:
+    loader = torch.utils.data.DataLoader(range(6), batch_size=3, num_workers=2)
+    return [int(each) for batch in loader for each in batch]
+
+
+def order_of_loading():
+    with worker_group(2) as workers:
+        return workers.run(load, 2)
+
+
+def test_a_rank_may_load_its_data_with_processes_of_its_own():
+    assert in_new_process(order_of_loading) == list(range(6))
+
+
+def tell_pid(rank: int, world_size: int, port: int, folder: Path) -> None:
+    (folder / str(rank)).write_text(str(os.getpid()))
+
+
+def end_between_two_orders(folder: Path) -> None:
+    with worker_group(2) as workers:
+        workers.run(tell_pid, 2, folder)
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+def test_workers_end_with_the_process_that_gives_their_orders(tmp_path):
+    with pytest.raises((Failed, EOFError)):
+        in_new_process(end_between_two_orders, tmp_path)
+    pids = [int((tmp_path / str(rank)).read_text()) for rank in range(2)]
+    deadline = time.monotonic() + 20
+    while any(is_alive(pid) for pid in pids) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    assert not any(is_alive(pid) for pid in pids)
+
+
+def is_alive(pid: int) -> bool:
+    """A zombie, which waits for its parent only, is not."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False

@@ -94,6 +94,13 @@ CASES = [
         "weights first.weight",
         options={"world": 2},
     ),
+    *(
+        Planted(plant, PLANTED_STEP, kinds, inside, tensor, options={"strategy": "auto", "noisy": True})
+        for plant, kinds, inside, tensor in (  # beside a clock that is logged, and reaches nothing
+            ("gradient", ALL, {"kind": "code", "name": "aten.zero_"}, "gradients middle.bias"),
+            ("foreign", {"weights"}, {"kind": "state after"}, "weights first.weight"),
+        )
+    ),
     Planted(
         "backward",
         PLANTED_STEP,

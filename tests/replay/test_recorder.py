@@ -1,5 +1,7 @@
 """The recorder of operations: off again whatever happens, and its processes may fail without taking the answer with them."""
 
+import copy
+import ctypes
 import sys
 from pathlib import Path
 
@@ -121,6 +123,29 @@ def test_memory_that_was_never_written_is_the_same_in_every_pass(tmp_path):
             [each.inputs[0].digest for each in read_log(tmp_path / "log") if each.name == "aten.add_.Tensor"]
         )
     assert digests[0] == digests[1] and digests[0]
+
+
+def test_copies_of_memory_are_the_same_in_every_pass(tmp_path, monkeypatch):
+    """A deep copy, as Lightning makes of a metric when a number is logged, first gives a tensor memory that nobody wrote."""
+
+    def clone_into(junk):
+        def clone(storage):
+            fresh = torch.UntypedStorage(storage.nbytes())
+            ctypes.memset(fresh.data_ptr(), junk, fresh.nbytes())
+            return fresh.copy_(storage)
+
+        return clone
+
+    passes = []
+    for junk in (1, 2):
+        monkeypatch.setattr(torch.storage._StorageBase, "clone", clone_into(junk))
+        with OperationRecorder(tmp_path / "log", torch.nn.Identity()).recording():
+            copied = copy.deepcopy(torch.arange(3.0))
+        log = read_log(tmp_path / "log")
+        passes.append([[value.digest for value in (*each.inputs, *each.outputs)] for each in log])
+        assert copied.tolist() == [0, 1, 2]
+    assert "aten.set_.source_Storage" in {each.name for each in log}
+    assert passes[0] == passes[1]
 
 
 def test_digests_are_no_operations_of_a_step(tmp_path):
