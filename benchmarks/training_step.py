@@ -112,7 +112,8 @@ def main() -> int:
         rows.append(
             {
                 "work": f"step of {BATCH} samples, {LAYERS + 1} layers of {WIDTH}, {parameters / 1e6:.0f} million weights, "
-                f"AdamW, micro-batches: {accumulate}" + ("" if logits is None else f", logits of deviation {logits:.0f}"),
+                f"AdamW, micro-batches: {accumulate}"
+                + ("" if logits is None else f", logits of deviation {logits:.0f}"),
                 "ratio": round(ours / stock, 2),
                 "against": "strategy auto, float32",
                 "ours_ms": round(1000 * ours, 2),
