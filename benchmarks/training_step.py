@@ -66,7 +66,7 @@ class Clock(Callback):
 
 
 SURE = 5.0
-"""Standard deviation of logits that are sure of their classes: probabilities in a batch span some 60 binades."""
+"""Standard deviation, over samples, of logits that are sure of their classes: probabilities span some 60 binades."""
 
 
 def perceptron(data: Loaded, logits: float | None) -> Perceptron:
@@ -75,7 +75,7 @@ def perceptron(data: Loaded, logits: float | None) -> Perceptron:
     if logits is not None:
         with torch.no_grad():
             last = model.network[-1]
-            last.weight.mul_(logits / model.network(data[:256][0].cpu()).std())
+            last.weight.mul_(logits / model.network(data[:256][0].cpu()).std(dim=0).mean())
     return model
 
 
