@@ -22,7 +22,7 @@ from det_lightning.layers.code_in_sight import code_in_sight
 from det_lightning.layers.convert import convert, refuse_hooks, restore
 from det_lightning.layers.function_mode import FunctionMode
 from det_lightning.optim.stepping import check_optimizer
-from det_lightning.strategies import resume
+from det_lightning.strategies import plateau, resume
 from det_lightning.strategies.accumulation import accumulation_of
 from det_lightning.strategies.batch_hooks import BatchMarks, cover_before_transfer, uncover_before_transfer
 from det_lightning.strategies.data import TrainingData, check_fetching, evaluation_loader
@@ -33,6 +33,7 @@ from det_lightning.strategies.prediction import PredictionCheck
 from det_lightning.strategies.stand_in import surroundings
 from det_lightning.strategies.start import broadcast_state, check_not_compiled, check_subnormals, check_whole
 from det_lightning.strategies.step import StepMixin
+from det_lightning.strategies.trainer_checks import check_rate_finder, check_schedules, check_trainer
 
 ARITHMETIC = "det"
 
@@ -91,6 +92,8 @@ class DetStrategyMixin(StepMixin):
         self._marks = BatchMarks()
         self._clear_step()
         self._logged: dict[str, Any] | None = None
+        self._due: list[list] = []
+        self._looked_at: int | None = None  # the step after which a resumed run took looks of the run before
         self._resumed: resume.Stamp | None = None
         self._trainer = self._connector = self._own_sampler = None
 
@@ -98,7 +101,7 @@ class DetStrategyMixin(StepMixin):
 
     def setup(self, trainer) -> None:
         self._trainer = trainer
-        _check_trainer(trainer, self.root_device)
+        check_trainer(trainer, self.root_device)
         check_subnormals()
         check_whole(self.model)
         check_not_compiled(self.model)
@@ -124,17 +127,20 @@ class DetStrategyMixin(StepMixin):
         self.lost_claims = [claim for claim in lost if claim is not None]
         for claim in self.lost_claims if self.is_global_zero else ():
             warnings.warn(claim, stacklevel=2)
-        _check_schedules(self.lr_scheduler_configs, max(accumulation_of(trainer).values))
+        check_schedules(self.lr_scheduler_configs, max(accumulation_of(trainer).values))
 
     def on_train_start(self) -> None:
         super().on_train_start()
         refuse_hooks(self.lightning_module)  # callbacks may have added some since setup
         trainer = self.lightning_module.trainer
         check_fetching(trainer)
-        _check_rate_finder(trainer, self.world_size)
+        check_rate_finder(trainer, self.world_size)
         # Lightning's scheduler sets it when an epoch begins, not when a run goes on within one.
         trainer.accumulate_grad_batches = accumulation_of(trainer).at(self.training_data.place()[0])
         self._go_on_logging()
+        self._looked_at = trainer.global_step if self._due else None
+        plateau.look(trainer, self._due)
+        self._due = []
         self._clear_step()
         cover_before_transfer(self.lightning_module, lambda: self._mode(sink=None, phase="before transfer"))
 
@@ -234,6 +240,8 @@ class DetStrategyMixin(StepMixin):
             # Other ranks may be gone after an exception.
             if self.training_data.place()[1] and not (within and trainer.state.status.value == "interrupted"):
                 checkpoint[resume.KEY][resume.LOGGED] = self._logged_so_far(within=within)
+            if trainer.global_step != self._looked_at and (due := plateau.looks_due(trainer)):
+                checkpoint[resume.KEY][plateau.KEY] = due
         super().save_checkpoint(checkpoint, filepath, storage_options)
         self.saved_checkpoints.append((checkpoint["global_step"], str(filepath)))
 
@@ -259,6 +267,7 @@ class DetStrategyMixin(StepMixin):
         trainer = self.lightning_module.trainer
         if trainer.state.fn.value == "fit":
             self._logged = checkpoint.get(resume.KEY, {}).get(resume.LOGGED)
+            self._due = checkpoint.get(resume.KEY, {}).get(plateau.KEY, [])
             self._resumed = resume.take_over(checkpoint, accumulation_of(trainer).at, by_steps=trainer.max_steps != -1)
         return checkpoint
 
@@ -266,33 +275,3 @@ class DetStrategyMixin(StepMixin):
 def _logging_loops(trainer) -> list[Any]:
     training = trainer.fit_loop.epoch_loop
     return [training, training.val_loop, trainer.validate_loop, trainer.test_loop]
-
-
-def _check_schedules(configs: list[Any], accumulate: int) -> None:
-    """Lightning counts micro-batches where a scheduler steps at every so many steps."""
-    for config in configs:
-        if config.interval == "step" and config.frequency > 1 and accumulate > 1:
-            raise UncoveredError(
-                f'{type(config.scheduler).__name__} has "interval": "step" and "frequency": {config.frequency}, which '
-                f"Lightning counts in micro-batches: with accumulate_grad_batches={accumulate} it would step after other "
-                f"optimizer steps than without. Leave frequency at 1, and let the schedule itself count, for example "
-                f"StepLR(optimizer, step_size={config.frequency})."
-            )
-
-
-def _check_rate_finder(trainer, world_size: int) -> None:
-    """Lightning's finder looks at the loss of the first rank's last micro-batch: a part of the global batch."""
-    looks = any(type(callback).__name__ == "_LRCallback" for callback in trainer.callbacks)
-    if looks and world_size * trainer.accumulate_grad_batches > 1:
-        raise UncoveredError(
-            f"the learning rate finder looks at the loss of one micro-batch on one rank, so with {world_size} ranks and "
-            f"accumulate_grad_batches={trainer.accumulate_grad_batches} the rate it finds would depend on the cut. Run it "
-            f"on one device without accumulation, with the global batch as batch_size, and pass the rate that it suggests."
-        )
-
-
-def _check_trainer(trainer, device: torch.device) -> None:
-    if device.type not in ("cpu", "cuda"):
-        raise UncoveredError(
-            f'strategy="det" computes on CPU and CUDA, not on {device}. Pass Trainer(accelerator="cpu") or "gpu".'
-        )

@@ -6,6 +6,7 @@ from typing import Any
 
 from det_lightning.distributed.sample_order import SampleOrder
 from det_lightning.errors import InputError
+from det_lightning.strategies.plateau import KEY as PLATEAU
 
 KEY = "det_lightning"
 LOGGED = "logged"
@@ -81,7 +82,7 @@ def take_over(checkpoint: dict[str, Any], accumulate: Callable[[int], int], *, b
                 f"samples are left cannot be known. Load its weights only, or save at the end of an epoch."
             )
         return None
-    saved = {name: value for name, value in saved.items() if name != LOGGED}
+    saved = {name: value for name, value in saved.items() if name not in (LOGGED, PLATEAU)}
     try:
         resumed = Stamp(**saved)
     except TypeError as error:

@@ -175,6 +175,44 @@ def test_an_epoch_that_is_interrupted_keeps_what_was_logged(tmp_path):
         assert outcome.rates == expected.rates[6:]
 
 
+@pytest.mark.parametrize("at_the_end", [True, False], ids=["of the epoch", "of validation"])
+def test_a_checkpoint_at_an_epochs_end_does_not_lose_the_look_of_the_plateau(tmp_path, at_the_end):
+    """Lightning saves before ReduceLROnPlateau looks at the epoch."""
+    expected, _, expected_epochs, _ = at(SPLITS[0])
+    assert len(set(expected.rates)) > 1, "the plateau is reached"
+    trainer = {**TRAINER, "enable_checkpointing": True}
+    saving = ModelCheckpoint(tmp_path, filename="{step}", save_top_k=-1, save_on_train_epoch_end=at_the_end)
+    whole = on_ranks(2, watched, replace(RUN, split=SPLITS[2], trainer=trainer, callbacks=(saving,)))[0]
+    assert (whole[0].rates, whole[2]) == (expected.rates, expected_epochs)
+    for steps, split in ((4, SPLITS[1]), (8, SPLITS[0]), (4, SPLITS[2])):
+        resume = replace(RUN, split=split, trainer=TRAINER, resume=tmp_path / f"step={steps}.ckpt")
+        outcome, _, epochs, _ = on_ranks(split.world_size, watched, resume)[0]
+        assert outcome.rates == expected.rates[steps:]
+        assert outcome.weights == expected.weights[steps:]
+        assert epochs[-1] == expected_epochs[-1]
+
+
+class FollowsEachStep(Logs):
+    def configure_optimizers(self):
+        configured = super().configure_optimizers()
+        plateau = torch.optim.lr_scheduler.ReduceLROnPlateau(
+            configured["optimizer"], factor=0.9, patience=0, threshold=0.5
+        )
+        return configured | {"lr_scheduler": {"scheduler": plateau, "monitor": "loss_step", "interval": "step"}}
+
+
+def test_a_checkpoint_after_a_step_does_not_lose_the_look_of_the_plateau(tmp_path):
+    run = replace(RUN, build=FollowsEachStep, trainer=TRAINER)
+    expected = on_ranks(1, watched, replace(run, split=SPLITS[0]))[0][0]
+    assert len(set(expected.rates)) > 6, "it looks at each step"
+    saving = replace(run, split=SPLITS[1], save_every=2, checkpoint=tmp_path / "last.ckpt")
+    assert on_ranks(1, watched, saving)[0][0].rates == expected.rates
+    for steps in (4, 6):  # the end of an epoch, and the middle of one
+        resume = replace(run, split=SPLITS[0], resume=tmp_path / f"step={steps}.ckpt")
+        outcome = on_ranks(1, watched, resume)[0][0]
+        assert (outcome.rates, outcome.weights) == (expected.rates[steps:], expected.weights[steps:])
+
+
 class SavesWithinAStep(Callback):
     """After the first micro-batch of the seventh step, which is the third of its epoch."""
 

@@ -22,7 +22,7 @@ from det_lightning.kernels import (
 )
 from det_lightning.kernels.dispatch import many_lanes
 from det_lightning.ops.gemm_windowed import add_gemm_windowed, gemm_windowed
-from det_lightning.ops.window_agreement import agreed_window, fill_words, window_needs
+from det_lightning.ops.window_agreement import agreed_window, fill_words, needs_of_window, refill_words, window_needs
 from det_lightning.ops.windowed_digits import WindowedDigits, round_sum
 
 
@@ -58,6 +58,7 @@ def streams() -> None:
     base, _ = agreed_window(window_needs(digits[:4]))
     words = torch.empty((2, 4, 2, 20), dtype=torch.int32, device="cuda")
     fill_words(digits[:4].contiguous(), base, words), round_sum([window, window], denominator=24)
+    needs_of_window(window), refill_words(window, window.base + 3, torch.empty_like(window.words))
 
 
 def products() -> None:
