@@ -2,6 +2,7 @@
 
 import os
 
+import pytest
 from hypothesis import HealthCheck, settings
 
 # Two threads everywhere, also in child processes: enough to see a race, the same on every machine.
@@ -14,3 +15,14 @@ settings.register_profile(
     "det_lightning", deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow]
 )
 settings.load_profile("det_lightning")
+
+
+@pytest.fixture(autouse=True)
+def environment_of_its_own():
+    """Lightning's seed_everything leaves its seed in the environment, where the next test's training would find it."""
+    before = os.environ.copy()
+    yield
+    for name in os.environ.keys() | before.keys():
+        if name.startswith("PL_") and os.environ.get(name) != before.get(name):
+            os.environ.pop(name, None)
+            os.environ |= {name: before[name]} if name in before else {}
