@@ -106,9 +106,6 @@ class ProductCheck:
         before = torch.zeros_like(words) if fresh else words.clone()
         left = kernel(*arguments, **options)
         self.checked += 1
-        taken = torch.ones(words.shape[1:], dtype=torch.bool, device=words.device)
-        if left is not None:
-            taken.view(-1)[left] = False
         if left is None and bool(torch.isfinite(x).all()) and bool(torch.isfinite(w).all()):
             vector = random_vector(w.shape[0], self._vectors, words.device)
             added = project_product(x, w, vector)
@@ -116,14 +113,12 @@ class ProductCheck:
             wrong = (project_words(words, base, vector) != wanted).nonzero().flatten()
         else:
             rows = torch.tensor(self._chosen(x.shape[0]), dtype=torch.int64, device=words.device)
-            wrong = rows[_wrong_rows(words[:, rows] - before[:, rows], base[rows], x[rows], w, taken[rows])]
+            taken = _all_but(left, words)[rows]
+            wrong = rows[_wrong_rows(words[:, rows] - before[:, rows], base[rows], x[rows], w, taken)]
         if len(wrong):
             again = torch.zeros_like(words[:, wrong])
             left = kernel(x[wrong], w, again, base[wrong], False, *arguments[5:], **options)
-            taken = torch.ones(again.shape[1:], dtype=torch.bool, device=words.device)
-            if left is not None:
-                taken.view(-1)[left] = False
-            persistent = bool(_wrong_rows(again, base[wrong], x[wrong], w, taken).any())
+            persistent = bool(_wrong_rows(again, base[wrong], x[wrong], w, _all_but(left, again)).any())
             self._report(WrongProduct(GRADIENT_DIGITS, w, persistent))
         return left
 
@@ -131,6 +126,14 @@ class ProductCheck:
         if self._rows is None or self._rows >= count:
             return list(range(count))
         return sorted(self._choose.sample(range(count), self._rows))
+
+
+def _all_but(left: torch.Tensor | None, words: torch.Tensor) -> torch.Tensor:
+    """bool [M, N]: the elements of words [count, M, N] that were not left out."""
+    taken = torch.ones(words.shape[1:], dtype=torch.bool, device=words.device)
+    if left is not None:
+        taken.view(-1)[left] = False
+    return taken
 
 
 def _wrong_rows(

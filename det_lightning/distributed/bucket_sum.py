@@ -23,13 +23,15 @@ class BucketSum:
     def __init__(self, bucket: Bucket, pool: DigitPool, label: str = ""):
         self.elements, self.device, self.label, self._pool = bucket.elements, bucket.device, label, pool
         self._least_apart = bucket.least_apart
-        self.parts = [LocalSum(rows, columns, bucket.device, pool) for rows, columns in bucket.apart]
-        self._begins = [sum(part.elements for part in self.parts[:i]) for i in range(len(self.parts))]
-        together = sum(part.elements for part in self.parts)
-        if together < self.elements:
-            self.parts.append(LocalSum((self.elements - together) // BLOCK, BLOCK, bucket.device, pool))
-            self._begins.append(together)
-        self._apart = dict(zip(self._begins[: len(bucket.apart)], self.parts, strict=False))
+        self._apart: dict[int, LocalSum] = {}  # by its first element
+        end = 0
+        for rows, columns in bucket.apart:
+            self._apart[end] = LocalSum(rows, columns, bucket.device, pool)
+            end += rows * columns
+        self.parts, self._begins = list(self._apart.values()), list(self._apart)
+        if end < self.elements:
+            self.parts.append(LocalSum((self.elements - end) // BLOCK, BLOCK, bucket.device, pool))
+            self._begins.append(end)
 
     def digits(self, offset: int, shape: torch.Size) -> torch.Tensor:
         """int64 [*shape, NB] of the parameter at this offset, to add into."""

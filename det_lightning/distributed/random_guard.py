@@ -6,7 +6,7 @@ its own and is not concerned.
 
 import random
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import numpy as np
@@ -15,6 +15,15 @@ from torch.utils.data import get_worker_info
 
 from det_lightning.errors import UncoveredError
 from det_lightning.kernels.dispatch import unrecorded
+
+_ON_THE_CUT = (
+    "depend on the rank and on the cut. Draw with det_lightning.random, for example det_lightning.random.randn_like(x), x a "
+    "tensor with the samples in dimension 0, or in the data set."
+)
+_ON_THE_RESUME = (
+    "depend on where the run was resumed. Draw from a generator of its own: "
+    "torch.Generator().manual_seed(trainer.global_step)."
+)
 
 State = dict[str, object]
 _after_last_batch: State = {}  # of this worker process
@@ -49,40 +58,32 @@ def check(before: State) -> None:
         )
 
 
-def refuse_draws(before: State, when: str) -> None:
-    """Raises UncoveredError if a generator was drawn from since by code that every rank runs for each micro-batch.
+def refuse_draws(before: State, when: str, why: str = _ON_THE_CUT) -> None:
+    """Raises UncoveredError if a generator was drawn from since, by code that every rank runs for each micro-batch unless
+    `why` says otherwise.
 
     Args:
         when: for the message, such as "in training_step".
+        why: what its numbers depend on, and what to write instead.
     """
     moved = _moved_since(before)
     if moved:
         raise UncoveredError(
-            f"{when} the global generator of {' and '.join(moved)} was drawn from, whose numbers depend on the rank and on "
-            f"the cut. Draw with det_lightning.random, for example det_lightning.random.randn_like(x), x a tensor with the "
-            f"samples in dimension 0, or in the data set."
+            f"{when} the global generator of {' and '.join(moved)} was drawn from, whose numbers {why}"
         )
 
 
 @contextmanager
-def no_draws(when: str) -> Iterator[None]:
+def no_draws(when: str, why: str = _ON_THE_CUT) -> Iterator[None]:
     """Around code that draws from no global generator; errors as for `refuse_draws`, and one of the code itself as it is."""
     before = states()
     yield
-    refuse_draws(before, when)
+    refuse_draws(before, when, why)
 
 
-@contextmanager
-def no_draws_of_step(when: str) -> Iterator[None]:
+def no_draws_of_step(when: str) -> AbstractContextManager[None]:
     """The same, of code that runs once a step: it draws alike on all ranks, but checkpoints hold no generator's state."""
-    before = states()
-    yield
-    moved = _moved_since(before)
-    if moved:
-        raise UncoveredError(
-            f"{when} the global generator of {' and '.join(moved)} was drawn from, whose numbers depend on where the run "
-            f"was resumed. Draw from a generator of its own: torch.Generator().manual_seed(trainer.global_step)."
-        )
+    return no_draws(when, _ON_THE_RESUME)
 
 
 def guarded(batches: Iterator[Any]) -> Iterator[Any]:

@@ -140,11 +140,9 @@ def _add_elements(target: WindowedDigits, elements: torch.Tensor, digits: torch.
             raise DetError(
                 "add_gemm_windowed: a window that was made for some values does not hold them; please report this"
             )
-    planes = target.words.view(target.words.shape[0], -1)
     if target.states > MAXIMUM_STATES - 1:
         target.normalise_()
-        planes = target.words.view(target.words.shape[0], -1)
-    planes[: words.shape[0]].index_add_(1, elements, words)
+    target.planes()[: words.shape[0]].index_add_(1, elements, words)
     target.states += 1
     counts = digits[:, DIGITS:]
     if bool(counts.any()):

@@ -25,7 +25,7 @@ def window_needs(digits: torch.Tensor) -> torch.Tensor:
 
 def needs_of_window(window: WindowedDigits) -> torch.Tensor:
     """The `window_needs` of its values, by its rows. A high may be one more than it must."""
-    found = kernels_of("windowed_digits").needs_of_words(window.words.view(window.words.shape[0], -1), window.base)
+    found = kernels_of("windowed_digits").needs_of_words(window.planes(), window.base)
     if window.specials is not None:
         found[-1:].fill_(1)
     return found
@@ -67,5 +67,4 @@ def refill_words(window: WindowedDigits, base: torch.Tensor, words: torch.Tensor
 
     base: int64, one for each of `window.base`. Returns int64 [1]: 1 if a value does not fit there, else 0.
     """
-    planes, places = (each.view(each.shape[0], -1) for each in (window.words, words))
-    return kernels_of("windowed_digits").refill(planes, window.base - base, places)
+    return kernels_of("windowed_digits").refill(window.planes(), window.base - base, words.view(words.shape[0], -1))

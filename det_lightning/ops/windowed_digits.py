@@ -139,13 +139,13 @@ class WindowedDigits:
             base, words = window_for(*window_bounds(digits))
         result = cls.zeros(shape, base, words)
         kernels = kernels_of("windowed_digits")
-        if not kernels.from_states(digits, base, result._planes()):
+        if not kernels.from_states(digits, base, result.planes()):
             low, high = window_bounds(digits)
             used = low <= high
             base = torch.where(used, torch.minimum(low, base), base)
             widest = int(torch.where(used, high - base, 0).max())
             result = cls.zeros(shape, base, max(words, words_for(0, widest)))
-            kernels.from_states(digits, base, result._planes())
+            kernels.from_states(digits, base, result.planes())
         counts = digits[..., DIGITS:]
         if bool(counts.any()):
             result.specials = counts.clone()
@@ -159,13 +159,13 @@ class WindowedDigits:
 
     def add_to(self, digits: torch.Tensor) -> None:
         """digits += the values, in place; digits: contiguous int64 [*shape, NB] in any state, left canonical."""
-        kernels_of("windowed_digits").add_to_states(self._planes(), self.base, digits)
+        kernels_of("windowed_digits").add_to_states(self.planes(), self.base, digits)
         if self.specials is not None:
             digits[..., DIGITS:] += self.specials
 
     def normalise_(self) -> "WindowedDigits":
         """Carry in place: every word comes into [-2^25, 2^25), with one more word if the last one is outside."""
-        if not kernels_of("windowed_digits").carry(self._planes()):
+        if not kernels_of("windowed_digits").carry(self.planes()):
             self._replace(torch.zeros_like(self.base), self.words.shape[0] + 1)
         self.states = 1
         return self
@@ -193,7 +193,7 @@ class WindowedDigits:
         kernels = kernels_of("windowed_digits")
         while count <= MAXIMUM_WORDS:
             out = torch.empty((count, *self.shape), dtype=torch.int32, device=self.words.device)
-            if kernels.grow(self._planes(), lower_by, out.view(count, -1)):
+            if kernels.grow(self.planes(), lower_by, out.view(count, -1)):
                 self.base, self.words = self.base - lower_by, out
                 self.states = 1
                 return
@@ -234,7 +234,8 @@ class WindowedDigits:
         """Each value divided by `denominator` and rounded once: the bits of `det_finalize` on the full digits."""
         return round_sum([self], dtype=dtype, denominator=denominator, out=out)
 
-    def _planes(self) -> torch.Tensor:
+    def planes(self) -> torch.Tensor:
+        """The words as [count, elements]; it shares their memory."""
         return self.words.view(self.words.shape[0], -1)
 
 
@@ -266,7 +267,7 @@ def round_sum(
     if not _in_one_window(parts) or not isinstance(denominator, int) or not 1 <= denominator < 1 << 31:
         digits = det_combine([part.to_digits() for part in parts])
         return out.copy_(det_finalize(digits, dtype=out.dtype, denominator=denominator))
-    planes = [part._planes() for part in parts]
+    planes = [part.planes() for part in parts]
     kernels_of("windowed_digits").round_sum(planes, parts[0].base, form, int(denominator), out)
     counted = [part.specials for part in parts if part.specials is not None]
     if counted:
